@@ -1,0 +1,28 @@
+"""passlora: a pretrained vision model keeps learning new classes, without keeping any old image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import Config
+from .errors import PassloraError
+
+if TYPE_CHECKING:
+    from .learner import Learner
+    from .run import train
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Learner", "PassloraError", "__version__", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """torch is imported with the first name that needs it."""
+    if name == "train":
+        from .run import train
+
+        return train
+    if name == "Learner":
+        from .learner import Learner
+
+        return Learner
+    raise AttributeError(f"module 'passlora' has no attribute {name!r}")

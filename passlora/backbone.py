@@ -1,0 +1,231 @@
+"""f: a timm network with LoRA adapters, or trained whole; and the teacher, its state after the previous task."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .errors import PassloraError, nearest
+
+VIT_MINI = "passlora/vit-mini"
+RESNET18 = "passlora/resnet18"
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_BLOCK = r"(.*\.)?blocks\.\d+\."
+LORA_TARGETS = {
+    "qkv": _BLOCK + r"attn\.(qkv|q_proj|k_proj|v_proj)",
+    "attn": _BLOCK + r"attn\.(qkv|q_proj|k_proj|v_proj|proj)",
+    "attn+mlp": _BLOCK + r"(attn\.(qkv|q_proj|k_proj|v_proj|proj)|mlp\.fc[12])",
+}
+
+
+class Backbone(nn.Module):
+    """z = f(x). With LoRA the weights are frozen and shared, and the teacher is a second adapter on them."""
+
+    def __init__(self, network: nn.Module, config: ModelConfig, image_size: int, stats: tuple[Any, Any]) -> None:
+        super().__init__()
+        self.image_size = image_size
+        self.mean, self.std = stats
+        self.feature_dim: int = network.num_features  # type: ignore[assignment]
+        self.has_lora = config.lora_r > 0
+        self.body: Any = add_lora(network, config) if self.has_lora else network
+        self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()
+        self.has_teacher = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Frozen weights stay in eval mode: no batch statistics move, no layer is dropped."""
+        super().train(mode and not self.has_lora)
+        return self
+
+    def become_teacher(self) -> None:
+        """Freeze the present state as the teacher of the next task."""
+        if not self.has_lora:
+            self._teacher = [copy.deepcopy(self.body).requires_grad_(False).eval()]
+        else:
+            from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+            if not self.has_teacher:
+                self.body.add_adapter("teacher", self.body.peft_config["default"])
+            state = get_peft_model_state_dict(self.body, adapter_name="default")
+            set_peft_model_state_dict(self.body, state, adapter_name="teacher")
+            self.body.set_adapter("default")
+        self.has_teacher = True
+
+    @torch.no_grad()
+    def teacher(self, x: Tensor) -> Tensor:
+        """f_old(x). Called before the student's forward, so that no graph spans the switch of adapters."""
+        if not self.has_lora:
+            return self._teacher[0](x)
+        self.body.set_adapter("teacher")
+        try:
+            return self.body(x)
+        finally:
+            self.body.set_adapter("default")
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """uint8 or float images in 0..255, any size -> normalised input of the network."""
+        x = images.float() / 255
+        if x.shape[-2:] != (self.image_size, self.image_size):
+            shrink = x.shape[-1] > self.image_size
+            size = (self.image_size, self.image_size)
+            x = nn.functional.interpolate(x, size, mode="bilinear", antialias=shrink)
+        return (x - x.new_tensor(self.mean)[:, None, None]) / x.new_tensor(self.std)[:, None, None]
+
+    def parameter_counts(self) -> tuple[int, int]:
+        """Trainable and all weights, the teacher left out."""
+        own = [p for name, p in self.named_parameters() if ".teacher." not in name]
+        return sum(p.numel() for p in own if p.requires_grad), sum(p.numel() for p in own)
+
+
+def make_backbone(config: ModelConfig) -> Backbone:
+    """The backbone that the configuration names, or an error that says what is wrong with it."""
+    name = config.model_name_or_path
+    if name == VIT_MINI:
+        network, size = vit_mini(config), config.image_size or 64
+        return Backbone(network, config, size, (IMAGENET_MEAN, IMAGENET_STD))
+    if name == RESNET18:
+        size = config.image_size or 32
+        return Backbone(resnet18(size), config, size, (IMAGENET_MEAN, IMAGENET_STD))
+    if config.model_architecture is not None:
+        if not Path(name).is_file():
+            raise PassloraError(f"no checkpoint file at {name}")
+        network = create(config.model_architecture, config.image_size)
+        load_checkpoint(network, Path(name))
+    else:
+        network = create(name, config.image_size, pretrained=config.pretrained)
+    settings = network.pretrained_cfg
+    size = config.image_size or settings["input_size"][-1]
+    return Backbone(network, config, size, (settings["mean"], settings["std"]))
+
+
+def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:
+    """A timm network without classifier."""
+    import timm
+
+    from_hub = name.startswith(("hf-hub:", "hf_hub:", "local-dir:"))
+    if not from_hub and "/" in name:
+        name, from_hub = f"hf-hub:{name}", True
+    if not from_hub and not timm.is_model(name.split(".")[0]):
+        known = nearest(name, [*timm.list_models(), VIT_MINI, RESNET18])
+        raise PassloraError(f"{name!r} is neither a timm model, nor a Hub id, nor a checkpoint file{known}")
+    options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
+    try:
+        try:
+            network = timm.create_model(name, **options, **({"img_size": image_size} if image_size else {}))
+        except TypeError:  # convolutional networks take any size and no such option
+            network = timm.create_model(name, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PassloraError(
+            f"the weights of {name!r} could not be loaded ({reason}); without network give a local checkpoint, "
+            "or --pretrained false for random weights"
+        ) from error
+    network.name_or_path = name  # peft writes it into adapter_config.json
+    return network
+
+
+def vit_mini(config: ModelConfig) -> Any:
+    """The bundled backbone: six DeiT-Ti blocks at 64 px, pretrained (docs/backbones.md)."""
+    import timm
+
+    network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
+    if config.image_size not in (None, 64):
+        raise PassloraError(f"{VIT_MINI} takes 64 px, not image_size {config.image_size}")
+    if config.pretrained:
+        with resources.as_file(resources.files(__package__) / "assets/vit_mini_patch16_64.safetensors") as path:
+            load_checkpoint(network, path)
+    network.name_or_path = VIT_MINI
+    return network
+
+
+def resnet18(image_size: int) -> Any:
+    """ResNet-18; for inputs up to 64 px with a 3x3 stride-1 stem and without max-pooling."""
+    import timm
+
+    network: Any = timm.create_model("resnet18", num_classes=0)
+    if image_size <= 64:
+        network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        network.maxpool = nn.Identity()
+    return network
+
+
+def load_checkpoint(network: Any, path: Path) -> None:
+    """Weights from a .safetensors or .pth file; the classifier is left out, everything else must fit exactly."""
+    state = read_checkpoint(path)
+    for key in ("model", "state_dict"):
+        if isinstance(state.get(key), dict):
+            state = state[key]
+    tensors = {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
+    classifier = ("head.", "head_dist.", "fc.", "classifier.", "pre_logits.")
+    tensors = {key: value for key, value in tensors.items() if not key.startswith(classifier)}
+    own = network.state_dict()
+    missing = sorted(own.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - own.keys())
+    misshapen = [key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape]
+    if missing or unknown or misshapen:
+        problems = [
+            f"{len(names)} {what} (such as {names[0]})"
+            for names, what in ((missing, "missing"), (unknown, "unknown"), (sorted(misshapen), "of another shape"))
+            if names
+        ]
+        raise PassloraError(f"{path} does not fit the architecture: weights {', '.join(problems)}")
+    if not all(value.isfinite().all() for value in tensors.values() if value.is_floating_point()):
+        raise PassloraError(f"{path} holds weights that are not finite")
+    network.load_state_dict({key: value.to(own[key].dtype) for key, value in tensors.items()})
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Never executes code: safetensors, or torch's weights-only reader."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        # DeiT's training script stores its command line beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both readers raise types of their own on a damaged file
+        reason = str(error).strip().splitlines()[0]
+        raise PassloraError(f"{path} is not a readable checkpoint ({reason})") from error
+    if not isinstance(state, dict):
+        raise PassloraError(f"{path} does not hold a dictionary of weights")
+    return state
+
+
+def add_lora(network: Any, config: ModelConfig) -> Any:
+    """Freeze the network and put LoRA (B = 0) on the layers that the pattern matches."""
+    from peft import LoraConfig, get_peft_model
+
+    pattern = LORA_TARGETS.get(config.lora_target_modules, config.lora_target_modules)
+    layers = [name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    matched = [name for name in layers if re.fullmatch(pattern, name)]
+    if not matched:
+        shown = ", ".join(layers[:6])
+        raise PassloraError(
+            f"lora_target_modules {config.lora_target_modules!r} matches no layer of this backbone; its layers are "
+            f"{shown}, ... (--lora_r 0 trains the whole backbone)"
+        )
+    embedding = [name for name in matched if re.search(r"(^|\.)(patch_embed|stem|conv_stem)(\.|$)", name)]
+    if embedding:
+        raise PassloraError(
+            f"lora_target_modules {config.lora_target_modules!r} also matches the patch embedding "
+            f"({embedding[0]}); anchor it, as in {LORA_TARGETS['attn']!r}"
+        )
+    lora = LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha if config.lora_alpha is not None else config.lora_r,  # type: ignore[arg-type]
+        target_modules=pattern,
+    )
+    return get_peft_model(network, lora).eval()

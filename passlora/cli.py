@@ -1,0 +1,158 @@
+"""The command line: parse, call, print. Nothing heavy is imported before the arguments are known to be right."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import __version__
+from .config import FIELDS, GROUPS, Config, load
+from .errors import PassloraError, nearest
+
+DESCRIPTION = """\
+passlora teaches a pretrained vision model new classes, task after task, without keeping any old image.
+
+start here:
+  passlora train                                     the embedded digits: ten classes in four tasks, about 2 minutes
+  passlora train --config recipes/mini/digits.yaml   the same, from a recipe; any flag overrides it
+  accelerate launch -m passlora train --config recipes/deit_s16_lora/cifar100_t10.yaml
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise PassloraError(f"{message} (see {self.prog} --help)")
+
+
+def make_parser() -> Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="passlora", description=DESCRIPTION, formatter_class=raw, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"passlora {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
+
+    train = commands.add_parser(
+        "train",
+        help="learn a dataset's classes task by task, and report",
+        description="Learn a dataset's classes task by task, test after each, and report. Without arguments: the "
+        "embedded digits. Precedence: defaults < preset < recipe < these flags.",
+        allow_abbrev=False,
+    )
+    train.add_argument("--config", metavar="RECIPE", help="a recipe: YAML with the keys below")
+    add_flags(train)
+
+    validate = commands.add_parser(
+        "validate",
+        help="check a recipe without running it",
+        description="Check a recipe, with any flags on top, and print the settings that differ from the defaults.",
+        allow_abbrev=False,
+    )
+    validate.add_argument("config", metavar="RECIPE", help="the YAML file")
+    add_flags(validate)
+
+    commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag a knob; values stay text here and are checked by config.py, as those of a recipe are."""
+    for group, kind in GROUPS.items():
+        section = parser.add_argument_group(group, kind.__doc__)
+        for name, knob in FIELDS.items():
+            if knob.group != group:
+                continue
+            options: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": type_name(knob.type)}
+            if "list" in str(knob.type):
+                options["nargs"] = "+"
+            elif knob.type is bool:
+                options.update(nargs="?", const="true")
+            default = describe(knob.default)
+            section.add_argument(f"--{name}", help=f"{knob.help} (default: {default})".replace("%", "%%"), **options)
+
+
+def type_name(kind: Any) -> str:
+    """How a type is shown in help and docs."""
+    text = str(kind) if not isinstance(kind, type) else kind.__name__
+    if "Literal" in text and "list" not in text:
+        inside = text[text.index("Literal[") + len("Literal[") :].split("]")[0]
+        return inside.replace("'", "").replace(", ", "|")
+    if "list" in text:
+        return "INT" if "int" in text else "NAME"
+    return text.replace(" | None", "").replace("Optional[", "").rstrip("]").upper()
+
+
+def describe(value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if flag.startswith("--"):
+            known = nearest(flag, [f"--{name}" for name in (*FIELDS, "config")])
+            raise PassloraError(f"unknown flag {flag}{known}")
+        raise PassloraError(f"unexpected argument {flag!r}")
+    return arguments
+
+
+def chosen_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if name in FIELDS}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        run(argv)
+    except PassloraError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"passlora: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\npasslora: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(argv: Sequence[str] | None) -> None:
+    arguments = parse(argv)
+    if arguments.command == "train":
+        train(load(arguments.config, chosen_flags(arguments)))
+    elif arguments.command == "validate":
+        validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
+    elif arguments.command == "env":
+        from .environment import describe_environment
+
+        print(describe_environment())
+    else:
+        make_parser().print_help()
+
+
+def train(config: Config) -> None:
+    from pathlib import Path
+
+    from . import store
+
+    folder = Path(config.training.output_dir)
+    if os.environ.get("RANK", "0") == "0":
+        store.claim(folder, config.training.overwrite_output_dir)  # refuse before the seconds that torch takes
+    from .run import train as run_training
+
+    run_training(config)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, one task_NN folder a task")
+        print(f"again: passlora train --config {folder / store.CONFIG} --output_dir {folder}-again")
+
+
+def validate(path: str, config: Config) -> None:
+    differing = {k: v for k, v in config.flat().items() if v != FIELDS[k].default}
+    for name, value in differing.items():
+        print(f"{name}: {describe(value)}")
+    print(f"{path} is valid; start it with: passlora train --config {path}")

@@ -1,0 +1,454 @@
+"""Every knob of passlora, with its help text, its default and its checks.
+
+Keys are flat in YAML and on the command line; here they are grouped by concern. Nothing heavy is imported, so a
+wrong recipe is refused at once. Precedence: defaults < preset < recipe < command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from .errors import PassloraError, nearest
+
+Preset = Literal["pass++", "pass", "lwf-kd", "finetune"]
+Inference = Literal["multiview", "single", "vanilla", "ncm"]
+NUM_ROTATIONS = 4
+
+# A preset is a configuration, never a subclass. PASS++ is what the defaults spell.
+PRESETS: dict[str, dict[str, Any]] = {
+    "pass++": {},
+    "pass": {"hardness": False, "inference": "single"},
+    "lwf-kd": {
+        "sst": False,
+        "proto_aug": "none",
+        "hardness": False,
+        "prototype_views": 1,
+        "inference": "single",
+    },
+    "finetune": {
+        "sst": False,
+        "proto_aug": "none",
+        "hardness": False,
+        "kd_weight": 0.0,
+        "prototype_views": 1,
+        "inference": "single",
+    },
+}
+
+# What `passlora train` runs when it is given neither a recipe nor a dataset. recipes/mini/digits.yaml says the same.
+DEFAULT_RECIPE: dict[str, Any] = {
+    "model_name_or_path": "passlora/vit-mini",
+    "dataset_name": "digits",
+    "task_sizes": [4, 2, 2, 2],
+    "crop_padding": 1,
+    "horizontal_flip": False,
+    "brightness": 0.0,
+    "num_train_epochs": 5,
+    "lr_milestones": [3],
+    "per_device_train_batch_size": 8,
+    "compare": ["finetune"],
+    "output_dir": "runs/digits",
+}
+
+
+def knob(default: Any, help: str) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class ModelConfig:
+    """The backbone f and its adapter."""
+
+    model_name_or_path: str = knob(
+        "passlora/vit-mini",
+        "passlora/vit-mini (bundled, 64 px), passlora/resnet18 (from scratch), any timm model name, a Hub id "
+        "such as hf-hub:timm/deit_small_patch16_224.fb_in1k, or a local .safetensors/.pth checkpoint",
+    )
+    model_architecture: str | None = knob(
+        None, "timm architecture of a local checkpoint, such as deit_small_patch16_224"
+    )
+    pretrained: bool = knob(True, "load pretrained weights (false: random weights, to train from scratch)")
+    image_size: int | None = knob(None, "side of the square input in pixels (none: the backbone's own)")
+    lora_r: int = knob(4, "rank of the LoRA adapters; 0 trains the whole backbone instead")
+    lora_alpha: float | None = knob(None, "LoRA scale times lora_r (none: lora_r, so that the scale is 1)")
+    lora_target_modules: str = knob(
+        "qkv",
+        "layers to adapt: qkv, attn (qkv and proj), attn+mlp (all of a block's linear layers), or a regex that "
+        "matches timm's whole module names",
+    )
+
+    def __post_init__(self) -> None:
+        at_least("lora_r", self.lora_r, 0)
+        if self.lora_alpha is not None:
+            above("lora_alpha", self.lora_alpha, 0)
+        if self.image_size is not None:
+            at_least("image_size", self.image_size, 8)
+        try:
+            re.compile(self.lora_target_modules)
+        except re.error as error:
+            raise PassloraError(
+                f"lora_target_modules: {self.lora_target_modules!r} is not a valid regex ({error})"
+            ) from None
+
+
+@dataclass
+class DataConfig:
+    """Where the images come from, and how they are augmented."""
+
+    dataset_name: str = knob(
+        "digits",
+        "a Hub dataset id, a folder of images (train/<class>/*.jpg, or <class>/*.jpg), a folder or file of "
+        "parquet/arrow, or digits (embedded)",
+    )
+    dataset_config: str | None = knob(None, "configuration name of a Hub dataset")
+    dataset_train_split: str = knob("train", "name of the training split")
+    dataset_test_split: str | None = knob(
+        None, "name of the test split (none: test, validation, valid, val or dev, else a hold-out)"
+    )
+    image_column: str | None = knob(None, "column of the images (none: found by type and name)")
+    label_column: str | None = knob(None, "column of the labels (none: found by type and name)")
+    test_fraction: float = knob(0.2, "share of each class held out for testing when there is no test split")
+    max_train_per_class: int | None = knob(None, "use at most this many training images a class")
+    max_test_per_class: int | None = knob(None, "use at most this many test images a class")
+    crop_padding: int = knob(4, "small images: random crop after zero-padding by this many pixels (0: off)")
+    horizontal_flip: bool = knob(True, "mirror half of the training images")
+    brightness: float = knob(63 / 255, "random brightness factor in 1 +- this (0: off)")
+    rrc_min_scale: float = knob(
+        0.08, "large images: smallest area share of a RandomResizedCrop (0: centre crop instead)"
+    )
+    dataloader_num_workers: int = knob(2, "processes that decode large images (small ones need none)")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.test_fraction < 1:
+            raise PassloraError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
+        for name in ("max_train_per_class", "max_test_per_class"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        at_least("crop_padding", self.crop_padding, 0)
+        at_least("dataloader_num_workers", self.dataloader_num_workers, 0)
+        between("brightness", self.brightness, 0, 1)
+        between("rrc_min_scale", self.rrc_min_scale, 0, 1)
+
+
+@dataclass
+class ScenarioConfig:
+    """Which classes arrive when."""
+
+    protocol: Literal["equal", "half-base"] = knob(
+        "equal", "equal: num_tasks equal tasks; half-base: half the classes first, then num_tasks equal tasks"
+    )
+    num_tasks: int | None = knob(
+        None, "number of tasks (half-base: of tasks after the first); needed unless task_sizes is given"
+    )
+    base_classes: int | None = knob(None, "half-base: classes of the first task (none: half of all)")
+    task_sizes: list[int] | None = knob(None, "classes of each task, in order, instead of a protocol")
+    class_order_seed: int | None = knob(
+        None, "shuffle the classes by numpy's RandomState of this seed (none: natural order)"
+    )
+    class_order: list[int] | None = knob(None, "the class order itself, as a list of all labels")
+
+    def __post_init__(self) -> None:
+        for name in ("num_tasks", "base_classes"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.task_sizes is not None:
+            if not self.task_sizes or min(self.task_sizes) < 1:
+                raise PassloraError(f"task_sizes: each task needs at least one class, got {self.task_sizes}")
+            if self.num_tasks is not None or self.base_classes is not None:
+                raise PassloraError("task_sizes says it all: leave out num_tasks and base_classes")
+        if self.base_classes is not None and self.protocol != "half-base":
+            raise PassloraError("base_classes belongs to --protocol half-base")
+        if self.class_order is not None and self.class_order_seed is not None:
+            raise PassloraError("give either class_order or class_order_seed, not both")
+
+
+@dataclass
+class MethodConfig:
+    """PASS++ and its switches; docs/method.md has the equations."""
+
+    preset: Preset = knob("pass++", "starting point of the switches below: pass++, pass, lwf-kd (KD only) or finetune")
+    sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
+    temperature: float = knob(1.0, "divides the logits in training, never at inference")
+    proto_aug: Literal["explicit", "implicit", "none"] = knob(
+        "explicit", "prototype augmentation: sampled (Eq. 5), its upper bound (Eq. 10), or none"
+    )
+    proto_aug_weight: float = knob(10.0, "alpha, the weight of the loss on old classes (Eq. 12)")
+    prototype_views: Literal[1, 4] = knob(4, "prototypes a class: 1 (0 degrees only) or 4 (one per rotation)")
+    prototype_augmented: bool = knob(False, "average over train-augmented images instead of plain ones")
+    radius: Literal["first", "running"] = knob("first", "radius from the first task (Eq. 7) or updated (Eq. 6)")
+    covariance: Literal["radius", "diag", "full"] = knob("radius", "spread kept: one radius, variances, or matrices")
+    gamma: float = knob(1.0, "implicit: scale of the covariance (Eq. 10)")
+    hardness: bool = knob(True, "hardness-aware prototypes: mix with the nearest new feature (Eq. 11)")
+    hard_mixing: float = knob(0.7, "share of the prototype in a hard feature")
+    hard_label: Literal["hard", "soft"] = knob("hard", "label of a hard feature: the old class, or mixed")
+    kd_weight: float = knob(10.0, "beta, the weight of the feature distillation (Eq. 12)")
+    kd_reduction: Literal["mean", "batch"] = knob(
+        "mean", "distance to the teacher: mean of row norms, or one norm of the whole batch"
+    )
+    inference: Inference = knob(
+        "multiview",
+        "multiview (each rotation on its own nodes, Eq. 13), single (0 degrees), vanilla (rotations on the 0-degree "
+        "nodes) or ncm (nearest prototype)",
+    )
+    extra_inference: list[Inference] = knob([], "further inference modes to report in the same pass")
+
+    def __post_init__(self) -> None:
+        above("temperature", self.temperature, 0)
+        for name in ("proto_aug_weight", "kd_weight", "gamma"):
+            at_least(name, getattr(self, name), 0)
+        between("hard_mixing", self.hard_mixing, 0, 1)
+        if self.proto_aug == "none" and self.hardness:
+            raise PassloraError("hardness needs prototypes: set --hardness false, or a --proto_aug")
+        if not self.sst:
+            for mode in (self.inference, *self.extra_inference):
+                if mode in ("multiview", "vanilla"):
+                    raise PassloraError(f"inference {mode} needs rotations: set --inference single, or --sst true")
+            if self.prototype_views != 1:
+                raise PassloraError("prototype_views 4 needs rotations: set --prototype_views 1, or --sst true")
+
+    @property
+    def num_views(self) -> int:
+        return NUM_ROTATIONS if self.sst else 1
+
+    @property
+    def inference_modes(self) -> list[str]:
+        """The main mode first, then the requested further ones."""
+        return list(dict.fromkeys([self.inference, *self.extra_inference]))
+
+
+@dataclass
+class TrainingConfig:
+    """The optimizer, the seeds and the output."""
+
+    output_dir: str = knob("runs/passlora", "folder of the run: results, settings, pictures, an adapter a task")
+    overwrite_output_dir: bool = knob(False, "replace the run that output_dir holds")
+    num_train_epochs: int = knob(10, "epochs a task")
+    per_device_train_batch_size: int = knob(64, "images a process and step (each in its four views)")
+    per_device_eval_batch_size: int = knob(128, "images a process and step in evaluation")
+    gradient_accumulation_steps: int = knob(1, "steps whose gradients are averaged into one update")
+    learning_rate: float = knob(0.005, "Adam's learning rate, for adapter (or backbone) and head")
+    weight_decay: float = knob(0.0, "Adam's L2 term")
+    lr_scheduler_type: Literal["multistep", "cosine"] = knob("multistep", "multistep, or cosine down to 0")
+    lr_milestones: list[int] = knob([6], "multistep: epochs after which the learning rate is multiplied by lr_decay")
+    lr_decay: float = knob(0.1, "multistep: the factor")
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = knob(
+        None, "precision of the forward pass (none: as accelerate is configured)"
+    )
+    seed: int = knob(0, "seeds everything: weights, batches, augmentation, draws")
+    seeds: list[int] | None = knob(None, "run once a seed and report mean and standard deviation")
+    class_order_seeds: list[int] | None = knob(None, "run once a class order and report mean and deviation")
+    compare: list[Preset] = knob([], "presets to run beside, with the same data, seed and budget (none: no)")
+    report_to: Literal["none", "tensorboard", "wandb", "trackio"] = knob("none", "experiment tracker")
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+        ):
+            at_least(name, getattr(self, name), 1)
+        above("learning_rate", self.learning_rate, 0)
+        at_least("weight_decay", self.weight_decay, 0)
+        above("lr_decay", self.lr_decay, 0)
+        for seed in (self.seed, *(self.seeds or []), *(self.class_order_seeds or [])):
+            between("seed", seed, 0, 2**32 - 1)
+        for name in ("seeds", "class_order_seeds"):
+            given = getattr(self, name)
+            if given is not None and len(set(given)) != len(given):
+                raise PassloraError(f"{name}: each seed once, got {given}")
+        if self.seeds and self.class_order_seeds:
+            raise PassloraError("give either seeds or class_order_seeds, not both")
+
+
+@dataclass
+class Config:
+    """The whole configuration. `Config.make(**flat_keys)` builds one, `flat()` writes it back."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    given: dict[str, Any] = field(default_factory=dict, repr=False)  # what was asked for, before defaults and preset
+
+    @classmethod
+    def make(cls, **given: Any) -> Config:
+        for name in given:
+            if name not in FIELDS:
+                raise PassloraError(f"unknown key {name!r}{nearest(name, FIELDS)}")
+        given = {name: coerce(name, value, FIELDS[name].type) for name, value in given.items()}
+        flat = {**PRESETS[given.get("preset", "pass++")], **given}
+        groups = {
+            group: kind(**{f.name: flat[f.name] for f in dataclasses.fields(kind) if f.name in flat})
+            for group, kind in GROUPS.items()
+        }
+        config = cls(**groups, given=given)
+        config.check()
+        return config
+
+    def flat(self) -> dict[str, Any]:
+        return {name: getattr(getattr(self, knob_.group), name) for name, knob_ in FIELDS.items()}
+
+    def but(self, **changes: Any) -> Config:
+        """The same request with other values."""
+        return Config.make(**{**self.given, **changes})
+
+    def as_preset(self, preset: str) -> Config:
+        """The same request under another preset: whatever that preset decides, it decides."""
+        kept = {k: v for k, v in self.given.items() if k not in PRESETS[preset] and k not in SWITCHES}
+        return Config.make(**{**kept, "preset": preset, "compare": []})
+
+    def check(self) -> None:
+        """Combinations across groups that cannot work."""
+        if self.scenario.task_sizes is None and self.scenario.num_tasks is None:
+            raise PassloraError("how many tasks? give --num_tasks (with --protocol), or --task_sizes")
+        orders = self.scenario.class_order or self.scenario.class_order_seed is not None
+        if self.training.class_order_seeds and orders:
+            raise PassloraError("class_order_seeds chooses the order: leave out class_order and class_order_seed")
+        if self.model.model_name_or_path == "passlora/resnet18" and self.model.lora_r > 0:
+            raise PassloraError("passlora/resnet18 is trained from scratch: set --lora_r 0")
+        is_file = self.model.model_name_or_path.endswith((".safetensors", ".pth", ".pt", ".bin"))
+        if is_file and self.model.model_architecture is None:
+            raise PassloraError(
+                f"{self.model.model_name_or_path} is a checkpoint file: say which network it holds with "
+                "--model_architecture, such as deit_small_patch16_224"
+            )
+        if self.model.model_architecture is not None and not is_file:
+            raise PassloraError("model_architecture goes with a local checkpoint file as model_name_or_path")
+        if self.training.compare and self.method.preset in self.training.compare:
+            raise PassloraError(f"compare: {self.method.preset} is the run itself")
+
+
+GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "scenario": ScenarioConfig,
+    "method": MethodConfig,
+    "training": TrainingConfig,
+}
+
+# The switches that tell one preset from another: a comparison run takes all of them from its preset.
+SWITCHES = sorted({name for preset in PRESETS.values() for name in preset if name != "kd_weight"} | {"extra_inference"})
+
+
+@dataclass(frozen=True)
+class Knob:
+    group: str
+    type: Any
+    default: Any
+    help: str
+
+
+def _fields() -> dict[str, Knob]:
+    knobs = {}
+    for group, kind in GROUPS.items():
+        hints = typing.get_type_hints(kind)
+        for f in dataclasses.fields(kind):
+            default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+            knobs[f.name] = Knob(group, hints[f.name], default, f.metadata["help"])
+    return knobs
+
+
+FIELDS: dict[str, Knob] = _fields()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def load(path: str | None, overrides: Mapping[str, Any]) -> Config:
+    """A recipe with the command line on top; without recipe and dataset, the embedded default run."""
+    if path is not None:
+        base = read_yaml(path)
+    elif "dataset_name" in overrides:
+        base = {}
+    else:
+        base = dict(DEFAULT_RECIPE)
+        if "num_tasks" in overrides or "base_classes" in overrides:
+            base.pop("task_sizes")  # the command line chose another split
+        if overrides.get("preset") in base["compare"]:
+            base.pop("compare")  # no run beside itself
+    return Config.make(**{**base, **overrides})
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PassloraError(f"no recipe at {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PassloraError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise PassloraError(f"{path} must hold 'key: value' lines, such as 'dataset_name: digits'")
+    return content
+
+
+def coerce(name: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind`, where text stands for what it says; anything else is refused by name."""
+    options = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            return None
+        (inner,) = (option for option in options if option is not type(None))
+        return coerce(name, value, inner)
+    if origin is list:
+        if value in (None, "none", ["none"]):
+            return []
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return [coerce(name, item, options[0]) for item in items]
+    if origin is Literal:
+        for option in options:
+            if value == option or str(value) == str(option) or (value is False and option in ("no", "none")):
+                return option
+        allowed = ", ".join(str(option) for option in options)
+        hint = nearest(str(value), [str(option) for option in options])
+        raise PassloraError(f"{name} must be one of {allowed}; got {value!r}{hint}")
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise PassloraError(f"{name} must be true or false, got {value!r}")
+    if kind is str:
+        if isinstance(value, (str, Path)):
+            return str(value)
+        raise PassloraError(f"{name} must be text, got {value!r}")
+    if not isinstance(value, (bool, list, dict)):
+        try:
+            number = kind(value)
+            if number == float(value) and number not in (float("inf"), float("-inf")):
+                return number
+        except (TypeError, ValueError):
+            pass
+    wanted = "a whole number" if kind is int else "a number"
+    raise PassloraError(f"{name} must be {wanted}, got {value!r}")
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise PassloraError(f"{name} must be at least {low}, got {value}")
+
+
+def above(name: str, value: float, low: float) -> None:
+    if not value > low:
+        raise PassloraError(f"{name} must be above {low}, got {value}")
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise PassloraError(f"{name} must be between {low} and {high}, got {value}")

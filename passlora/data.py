@@ -1,0 +1,383 @@
+"""Images and labels: a Hub dataset, parquet/arrow files, an image folder or the embedded digits, read row by row."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from .config import DataConfig
+from .errors import PassloraError, nearest
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
+IMAGE_COLUMNS = ("image", "img", "images", "pixel_values")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
+
+
+class Rows(Protocol):
+    """Where images come from."""
+
+    def image(self, row: int) -> Image.Image: ...
+
+    def describe(self, row: int) -> str:
+        """How to find the row again: for error messages."""
+        ...
+
+
+@dataclass
+class Split:
+    rows: Rows
+    labels: np.ndarray  # the dataset's labels, one a row
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rgb(self, row: int) -> Image.Image:
+        """The image of a row, upright and in RGB."""
+        try:
+            return to_rgb(self.rows.image(row))
+        except Exception as error:  # Pillow raises many types on damaged files
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise PassloraError(f"cannot read {self.rows.describe(row)}: {reason}") from error
+
+
+@dataclass
+class Dataset:
+    name: str
+    train: Split
+    test: Split
+    class_names: list[str]
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip it to white
+        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+# --- the four kinds --------------------------------------------------------------------------------------------
+
+
+def load_dataset(config: DataConfig, seed: int) -> Dataset:
+    """The dataset that `dataset_name` names, its splits found, its size limited as asked."""
+    name, path = config.dataset_name, Path(config.dataset_name)
+    if name == "digits":
+        dataset = digits(config, seed)
+    elif path.is_dir() and has_tables(path) or path.suffix in TABLE_SUFFIXES:
+        dataset = from_table(config, read_tables(config, path), seed)
+    elif path.is_dir() and (path / "dataset_dict.json").is_file():
+        import datasets
+
+        dataset = from_table(config, datasets.load_from_disk(str(path)), seed)
+    elif path.is_dir():
+        dataset = image_folder(config, path, seed)
+    elif path.exists() or name.startswith((".", "/", "~")):
+        kind = "is not a folder, nor parquet or arrow" if path.exists() else "does not exist"
+        raise PassloraError(f"dataset_name {name} {kind}")
+    else:
+        dataset = from_table(config, read_hub(config), seed)
+    dataset.train = at_most(dataset.train, config.max_train_per_class, seed)
+    dataset.test = at_most(dataset.test, config.max_test_per_class, seed)
+    if len(dataset.test) == 0:
+        raise PassloraError(f"the test split of {name} has no images")
+    return dataset
+
+
+@dataclass
+class ArrayRows:
+    """Images in memory."""
+
+    images: np.ndarray
+    name: str
+
+    def image(self, row: int) -> Image.Image:
+        return Image.fromarray(self.images[row])
+
+    def describe(self, row: int) -> str:
+        return f"row {row} of {self.name}"
+
+
+def digits(config: DataConfig, seed: int) -> Dataset:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, held out by class."""
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    images = np.clip(np.rint(source.images * (255 / 16)), 0, 255).astype(np.uint8)
+    whole = Split(ArrayRows(images, "digits"), source.target.astype(np.int64))
+    train, test = hold_out(whole, config.test_fraction, seed)
+    return Dataset("digits", train, test, [str(digit) for digit in range(10)])
+
+
+@dataclass
+class FolderRows:
+    """One file an image."""
+
+    paths: list[Path]
+
+    def image(self, row: int) -> Image.Image:
+        with Image.open(self.paths[row]) as image:
+            image.load()
+            return image
+
+    def describe(self, row: int) -> str:
+        return f"{self.paths[row]} (row {row})"
+
+
+def image_folder(config: DataConfig, root: Path, seed: int) -> Dataset:
+    """`root/<split>/<class>/*`, or `root/<class>/*` and then a hold-out."""
+    train_root = root / config.dataset_train_split
+    if not train_root.is_dir():
+        whole, names = read_folder(root, None)
+        train, test = hold_out(whole, config.test_fraction, seed)
+        return Dataset(root.name, train, test, names)
+    train, names = read_folder(train_root, None)
+    wanted = [config.dataset_test_split] if config.dataset_test_split else list(TEST_SPLITS)
+    found = [split for split in wanted if (root / split).is_dir()]
+    if found:
+        test, _ = read_folder(root / found[0], names)
+    elif config.dataset_test_split:
+        raise PassloraError(f"no folder {root / config.dataset_test_split} for dataset_test_split")
+    else:
+        train, test = hold_out(train, config.test_fraction, seed)
+    return Dataset(root.name, train, test, names)
+
+
+def read_folder(root: Path, names: list[str] | None) -> tuple[Split, list[str]]:
+    """Class folders in alphabetical order; with `names` given, no other class may appear."""
+    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = {folder.name: [f for f in sorted(folder.rglob("*")) if is_image(f)] for folder in folders}
+    files = {name: paths for name, paths in files.items() if paths}
+    if not files:
+        raise PassloraError(f"no images in {root}: expected {root}/<class>/*.jpg (or {', '.join(IMAGE_SUFFIXES[1:])})")
+    names = sorted(files) if names is None else names
+    for name in files:
+        if name not in names:
+            raise PassloraError(f"{root} has a class {name!r} that the training split has not{nearest(name, names)}")
+    paths = [path for name in sorted(files) for path in files[name]]
+    labels = [names.index(name) for name in sorted(files) for _ in files[name]]
+    return Split(FolderRows(paths), np.array(labels, dtype=np.int64)), names
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+@dataclass
+class TableRows:
+    """A column of encoded images of a `datasets` table."""
+
+    table: Any
+    column: str
+    name: str
+
+    def image(self, row: int) -> Image.Image:
+        cell = self.table[row][self.column]
+        if cell is None:
+            raise ValueError("the cell is empty")
+        source = io.BytesIO(cell["bytes"]) if cell.get("bytes") is not None else cell["path"]
+        with Image.open(source) as image:
+            image.load()
+            return image
+
+    def describe(self, row: int) -> str:
+        try:
+            path = (self.table[row][self.column] or {}).get("path")
+        except Exception:  # describing a damaged row must not hide the damage
+            path = None
+        return f"row {row} of {self.name}" + (f" ({path})" if path else "")
+
+
+def has_tables(root: Path) -> bool:
+    """Tables at the top, or one folder down; `save_to_disk` folders have a reader of their own."""
+    if (root / "dataset_dict.json").is_file():
+        return False
+    return any(next(root.glob(f"{depth}*{suffix}"), None) for suffix in TABLE_SUFFIXES for depth in ("", "*/"))
+
+
+def read_tables(config: DataConfig, path: Path) -> Any:
+    """Parquet or arrow files; a file belongs to the split whose name its own name, or folder, begins with."""
+    import datasets
+
+    if path.is_dir():
+        files = sorted(f for suffix in TABLE_SUFFIXES for f in path.rglob(f"*{suffix}"))
+    elif path.is_file():
+        files = [path]
+    else:
+        raise PassloraError(f"dataset_name {path} does not exist")
+    kinds = {f.suffix for f in files}
+    if len(kinds) > 1:
+        raise PassloraError(f"{path} mixes parquet and arrow files: keep one kind")
+    known = [config.dataset_train_split, *([config.dataset_test_split] if config.dataset_test_split else TEST_SPLITS)]
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        parts = file.relative_to(path).parts if path.is_dir() else (file.name,)
+        split = next((s for s in known for part in parts if part.startswith(s)), config.dataset_train_split)
+        splits.setdefault(split, []).append(str(file))
+    try:
+        return datasets.load_dataset(kinds.pop()[1:], data_files=splits)
+    except Exception as error:  # datasets raises many types of its own
+        raise PassloraError(f"{path} cannot be read: {root_cause(error)}") from error
+
+
+def read_hub(config: DataConfig) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(config.dataset_name, config.dataset_config)
+    except Exception as error:  # datasets raises many types of its own
+        raise PassloraError(
+            f"dataset_name {config.dataset_name!r} is no local folder or file, and could not be loaded from the Hub: "
+            f"{root_cause(error)}"
+        ) from error
+
+
+def root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def from_table(config: DataConfig, tables: Any, seed: int) -> Dataset:
+    """Splits and columns of a DatasetDict."""
+    import datasets
+
+    if config.dataset_train_split not in tables:
+        raise PassloraError(
+            f"{config.dataset_name} has no split {config.dataset_train_split!r}; it has {', '.join(tables)}"
+            f"{nearest(config.dataset_train_split, tables)}"
+        )
+    features = tables[config.dataset_train_split].features
+    image = find_column(config.image_column, "image_column", features, IMAGE_COLUMNS, is_image_feature)
+    label = find_column(config.label_column, "label_column", features, LABEL_COLUMNS, is_label_feature)
+    names = label_names(tables[config.dataset_train_split], label)
+
+    def split(name: str) -> Split:
+        table = tables[name]
+        if name != config.dataset_train_split:
+            for column in (image, label):
+                if column not in table.features:
+                    raise PassloraError(f"split {name!r} has no column {column!r}")
+        labels = read_labels(table, label, names)
+        table = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        return Split(TableRows(table, image, f"{config.dataset_name}, split {name}"), labels)
+
+    train = split(config.dataset_train_split)
+    wanted = [config.dataset_test_split] if config.dataset_test_split else list(TEST_SPLITS)
+    found = [name for name in wanted if name in tables and name != config.dataset_train_split]
+    if found:
+        test = split(found[0])
+    elif config.dataset_test_split:
+        raise PassloraError(
+            f"{config.dataset_name} has no split {config.dataset_test_split!r}; it has {', '.join(tables)}"
+        )
+    else:
+        train, test = hold_out(train, config.test_fraction, seed)
+    return Dataset(config.dataset_name, train, test, names)
+
+
+def find_column(
+    given: str | None, flag: str, features: Any, usual: tuple[str, ...], fits: Callable[[Any], bool]
+) -> str:
+    """The column asked for, or the only one that fits, or the one with a usual name."""
+    if given is not None:
+        if given not in features:
+            raise PassloraError(f"{flag} {given!r} is not one of {', '.join(features)}{nearest(given, features)}")
+        return given
+    fitting = [name for name, feature in features.items() if fits(feature)]
+    for name in usual:
+        if name in fitting:
+            return name
+    if len(fitting) == 1:
+        return fitting[0]
+    raise PassloraError(f"which column? give --{flag}, one of {', '.join(fitting or features)}")
+
+
+def is_image_feature(feature: Any) -> bool:
+    import datasets
+
+    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
+
+
+def is_label_feature(feature: Any) -> bool:
+    import datasets
+
+    kind = getattr(feature, "dtype", "")
+    return isinstance(feature, datasets.ClassLabel) or kind == "string" or str(kind).startswith(("int", "uint"))
+
+
+def label_names(table: Any, column: str) -> list[str]:
+    """ClassLabel's names, sorted strings, or the numbers 0..max."""
+    feature = table.features[column]
+    if hasattr(feature, "names"):
+        return list(feature.names)
+    values = table[column][:]
+    if any(value is None for value in values):
+        raise PassloraError(f"column {column!r} has rows without a label")
+    if values and isinstance(values[0], str):
+        return sorted(set(values))
+    return [str(label) for label in range(max(values, default=-1) + 1)]
+
+
+def read_labels(table: Any, column: str, names: list[str]) -> np.ndarray:
+    values = table[column][:]
+    if values and isinstance(values[0], str):
+        index = {name: i for i, name in enumerate(names)}
+        unknown = sorted({value for value in values if value not in index})
+        if unknown:
+            raise PassloraError(f"the training split has no class {unknown[0]!r}")
+        values = [index[value] for value in values]
+    return np.array(values, dtype=np.int64)
+
+
+# --- choosing rows ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChosenRows:
+    """Some rows of another source."""
+
+    source: Rows
+    chosen: np.ndarray
+
+    def image(self, row: int) -> Image.Image:
+        return self.source.image(int(self.chosen[row]))
+
+    def describe(self, row: int) -> str:
+        return self.source.describe(int(self.chosen[row]))
+
+
+def choose(split: Split, rows: np.ndarray) -> Split:
+    return Split(ChosenRows(split.rows, rows), split.labels[rows])
+
+
+def shuffled_by_class(split: Split, seed: int) -> Iterable[np.ndarray]:
+    generator = np.random.default_rng([seed, 0xDA7A])
+    for label in np.unique(split.labels):
+        yield generator.permutation(np.flatnonzero(split.labels == label))
+
+
+def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """A seeded stratified hold-out: `fraction` of each class, at least one image, never the last one."""
+    train, test = [], []
+    for rows in shuffled_by_class(split, seed):
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        test.append(rows[:count])
+        train.append(rows[count:])
+    if not train:
+        raise PassloraError("the dataset has no images")
+    return choose(split, np.sort(np.concatenate(train))), choose(split, np.sort(np.concatenate(test)))
+
+
+def at_most(split: Split, per_class: int | None, seed: int) -> Split:
+    """At most `per_class` rows of each class."""
+    if per_class is None or len(split) == 0:
+        return split
+    kept = np.concatenate([rows[:per_class] for rows in shuffled_by_class(split, seed)])
+    return choose(split, np.sort(kept))

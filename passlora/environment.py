@@ -1,0 +1,26 @@
+"""What a bug report needs: versions and devices."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+PACKAGES = ("passlora", "torch", "timm", "peft", "transformers", "accelerate", "datasets", "safetensors")
+
+
+def describe_environment() -> str:
+    import torch
+
+    lines = [("python", platform.python_version()), ("platform", platform.platform())]
+    for package in PACKAGES:
+        try:
+            lines.append((package, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            lines.append((package, "not installed"))
+    lines.append(("cpu threads", str(torch.get_num_threads())))
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    lines.append(("accelerators", ", ".join(devices) or "none"))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)

@@ -1,0 +1,65 @@
+"""Pictures of a run, as files."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from . import store
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure that needs no display and no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    store.write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def accuracy_curves(results: dict[str, Any], path: Path) -> None:
+    """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
+    figure = new_figure(6, 3.8)
+    axes = figure.subplots()
+    seen = list(accumulate(results["task_sizes"]))
+    for name, part in {results["preset"]: results, **results["compare"]}.items():
+        values = part["stage_accuracy"]
+        axes.plot(seen, values, marker="o", label=f"{name} (last {part['last']:.1f}%)")
+        if "std" in part:
+            spread = part["std"]["stage_accuracy"]
+            low = [v - s for v, s in zip(values, spread, strict=True)]
+            high = [v + s for v, s in zip(values, spread, strict=True)]
+            axes.fill_between(seen, low, high, alpha=0.2)
+    axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)", ylim=(0, 102))
+    axes.set_xticks(seen if len(seen) <= 12 else seen[:: len(seen) // 10])
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left")
+    save(figure, path)
+
+
+def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
+    """Accuracy on each task after each task, as a heat map."""
+    matrix = results["accuracy_matrix"]
+    tasks = len(matrix)
+    figure = new_figure(1.6 + 0.5 * max(tasks, 5), 1.2 + 0.45 * max(tasks, 5))
+    axes = figure.subplots()
+    cells = [[float("nan") if value is None else value for value in row] for row in matrix]
+    shown = axes.imshow(cells, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    if tasks <= 12:
+        for t, row in enumerate(matrix):
+            for i, value in enumerate(row):
+                if value is not None:
+                    colour = "white" if value < 60 else "black"
+                    axes.text(i, t, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
+    ticks = range(tasks) if tasks <= 12 else range(0, tasks, tasks // 10)
+    axes.set_xticks(ticks, [str(i + 1) for i in ticks])
+    axes.set_yticks(ticks, [str(i + 1) for i in ticks])
+    axes.set(xlabel="tested on task", ylabel="after learning task")
+    figure.colorbar(shown, ax=axes, label="accuracy (%)")
+    save(figure, path)

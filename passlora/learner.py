@@ -1,0 +1,242 @@
+"""One task: train, then remember. Knows accelerate, knows no files.
+
+Every process runs the backbone on its share of the batch; features are then gathered, so that each process computes
+the loss of the *whole* batch with the same draws. The nearest new feature, the batch norm of the distillation and the
+mean over an uneven last batch are therefore those of one big device, however many processes there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from .backbone import make_backbone
+from .batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
+from .config import Config, TrainingConfig
+from .memory import Memory, Statistics
+from .network import Network
+from .objective import Losses, objective
+from .progress import progress
+from .views import nodes, rotate
+
+LOSS_NAMES = ("total", "new", "old", "kd")
+
+
+@dataclass
+class TaskData:
+    """The rows of one task in a split, and the model's class index of every row of that split."""
+
+    images: Images
+    rows: np.ndarray
+    classes: np.ndarray
+
+
+@dataclass
+class EpochLog:
+    """Mean losses of one epoch, and every step's total."""
+
+    task: int
+    epoch: int
+    learning_rate: float
+    losses: dict[str, float]
+    steps: list[float] = field(repr=False)
+
+
+class Learner:
+    """Network and memory, and how they take in one more task."""
+
+    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+        self.config, self.accelerator = config, accelerator
+        set_seed(config.training.seed)
+        backbone = make_backbone(config.model)
+        method = config.method
+        self.network = Network(backbone, method.num_views).to(accelerator.device)
+        self.memory = Memory(
+            backbone.feature_dim, method.num_views, method.prototype_views, method.covariance, method.radius
+        ).to(accelerator.device)
+        self.task = 0  # tasks learnt so far
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        data: TaskData,
+        new_classes: int,
+        on_epoch: Callable[[EpochLog], None] = lambda log: None,
+        name: str = "training",
+    ) -> None:
+        """Grow the head, train on the new classes, remember them, and become the next task's teacher."""
+        set_seed(hash_seed(self.config.training.seed, self.task))
+        self.network.grow(new_classes)
+        self._train(data, on_epoch, name)
+        self._remember(data, new_classes)
+        if self.config.method.kd_weight > 0:
+            self.network.backbone.become_teacher()
+        self.task += 1
+
+    def _train(self, data: TaskData, on_epoch: Callable[[EpochLog], None], name: str) -> None:
+        training, accelerator = self.config.training, self.accelerator
+        plans = TrainPlans(
+            data.rows,
+            training.per_device_train_batch_size * accelerator.num_processes,
+            training.num_train_epochs,
+            (training.seed, self.task),
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
+        optimizer = torch.optim.Adam(
+            self.network.trainable(), lr=training.learning_rate, weight_decay=training.weight_decay
+        )
+        model, prepared = accelerator.prepare(self.network, optimizer)
+        groups = accumulation_groups(plans.steps_per_epoch, training.gradient_accumulation_steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: lr_scale(update / (groups[-1][0] + 1), training)
+        )
+        draws = generator("draws", training.seed, self.task, device=accelerator.device)
+        history: list[Tensor] = []
+        model.train()
+        bar = progress(total=len(plans), desc=name, unit="step")
+        for step, batch in enumerate(data.images.loader(plans)):
+            epoch, step_in_epoch = divmod(step, plans.steps_per_epoch)
+            last = step_in_epoch == plans.steps_per_epoch - 1
+            group, group_size = groups[step_in_epoch]
+            update = last or groups[step_in_epoch + 1][0] != group
+            with nullcontext() if update else accelerator.no_sync(model):
+                losses = self._losses(model, batch, data, plans.batch_size, draws)
+                accelerator.backward(losses.total / group_size)
+            if update:
+                prepared.step()
+                prepared.zero_grad()
+                schedule.step()
+            history.append(torch.stack([getattr(losses, term).detach() for term in LOSS_NAMES]))
+            if not bar.disable and (last or step % 20 == 0):  # the loss leaves the device only to be looked at
+                bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {float(losses.total):.3f}")
+            bar.update()
+            if last:
+                on_epoch(epoch_log(self.task, epoch, schedule.get_last_lr()[0], history))
+                history = []
+        bar.close()
+        self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        accelerator.free_memory()
+        self.network.eval()
+
+    def _losses(
+        self, model: Any, batch: Batch, data: TaskData, draw_count: int, draws: torch.Generator
+    ) -> Losses:
+        """Eq. 12 on one batch."""
+        method, device, backbone = self.config.method, self.accelerator.device, self.network.backbone
+        images = batch.images.to(device, non_blocking=True)
+        assert batch.uniforms is not None
+        x = rotate(backbone.prepare(data.images.augment(images, batch.uniforms)), method.num_views)
+        count = len(batch.batch_rows)
+        z_teacher = draw = None
+        if backbone.has_teacher and method.kd_weight > 0:
+            with self.accelerator.autocast():
+                z_teacher = self._whole_batch(backbone.teacher(x).float(), count)
+        if self.memory.num_classes and method.proto_aug != "none":
+            draw = self.memory.draw(draw_count, draws, with_noise=method.proto_aug == "explicit")
+        z = self._whole_batch(model(x).float(), count)
+        classes = torch.from_numpy(data.classes[batch.batch_rows]).to(device, non_blocking=True)
+        return objective(self.network.head, z, nodes(classes, method.num_views), draw, z_teacher, method)
+
+    def _whole_batch(self, z: Tensor, count: int) -> Tensor:
+        """Features of the whole batch, from every process's share; gradients flow into the own share only.
+
+        All processes compute the same loss, and their gradients are averaged over processes: the own share counts
+        `num_processes` times to make up for it.
+        """
+        world = self.accelerator.num_processes
+        if world == 1:
+            return z
+        parts = list(self.accelerator.gather(z.detach()).chunk(world))
+        parts[self.accelerator.process_index] = z * world - z.detach() * (world - 1)
+        return torch.cat(parts)[: count * self.config.method.num_views]
+
+    # --- remembering -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _remember(self, data: TaskData, new_classes: int) -> None:
+        """Eq. 4 to 7 over the task's training images, in eval mode."""
+        method, training, accelerator = self.config.method, self.config.training, self.accelerator
+        share = (training.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes)
+        if method.prototype_augmented:
+            key = (training.seed, self.task)
+            plans = augmented_plans(data.rows, share[0], key, *share[1:])
+        else:
+            plans = eval_plans(data.rows, *share)
+        views, first = method.prototype_views, self.network.num_classes - new_classes
+        exact = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
+        statistics = Statistics(
+            views * new_classes, self.network.backbone.feature_dim, method.covariance == "full", exact
+        )
+        for batch in progress(data.images.loader(plans), desc="remembering", unit="batch"):
+            images = batch.images.to(accelerator.device, non_blocking=True)
+            if batch.uniforms is not None:
+                images = data.images.augment(images, batch.uniforms)
+            with accelerator.autocast():
+                z = self.network(rotate(self.network.backbone.prepare(images), views))
+            classes = torch.from_numpy(data.classes[batch.rows]) - first
+            statistics.add(z, nodes(classes, views))
+        for name in ("count", "total", "squares"):
+            setattr(statistics, name, accelerator.reduce(getattr(statistics, name), reduction="sum"))
+        self.memory.remember(statistics)
+
+    # --- asking ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def confusion(self, data: TaskData, modes: list[str]) -> dict[str, np.ndarray]:
+        """Confusion matrix (true, predicted) over all seen classes, a mode each, from one pass over the rows."""
+        accelerator, k = self.accelerator, self.network.num_classes
+        plans = eval_plans(
+            data.rows,
+            self.config.training.per_device_eval_batch_size,
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
+        counts = torch.zeros(len(modes), k * k, dtype=torch.int64, device=accelerator.device)
+        self.network.eval()
+        for batch in progress(data.images.loader(plans), desc="testing", unit="batch"):
+            images = batch.images.to(accelerator.device, non_blocking=True)
+            truth = torch.from_numpy(data.classes[batch.rows]).to(accelerator.device, non_blocking=True)
+            with accelerator.autocast():
+                scores = self.network.scores(images, modes, self.memory)
+            for row, mode in enumerate(modes):
+                counts[row] += torch.bincount(truth * k + scores[mode].argmax(dim=1), minlength=k * k)
+        counts = accelerator.reduce(counts, reduction="sum")
+        return {mode: counts[row].view(k, k).cpu().numpy() for row, mode in enumerate(modes)}
+
+
+def accumulation_groups(steps: int, size: int) -> list[tuple[int, int]]:
+    """For each step of an epoch, the update it belongs to and how many steps that update averages.
+
+    An epoch ends in an update: its last group may be smaller.
+    """
+    return [(step // size, min(size, steps - step // size * size)) for step in range(steps)]
+
+
+def lr_scale(epoch: float, config: TrainingConfig) -> float:
+    """Factor on the learning rate after `epoch` epochs (a fraction within one)."""
+    if config.lr_scheduler_type == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * min(epoch / config.num_train_epochs, 1)))
+    return config.lr_decay ** sum(epoch + 1e-9 >= milestone for milestone in config.lr_milestones)
+
+
+def hash_seed(seed: int, task: int) -> int:
+    """A seed a task, so that a task does not depend on how many random numbers the one before it took."""
+    return int(np.random.SeedSequence([seed, task]).generate_state(1)[0])
+
+
+def epoch_log(task: int, epoch: int, learning_rate: float, history: list[Tensor]) -> EpochLog:
+    """The one place in an epoch where losses leave the device."""
+    table = torch.stack(history).cpu().double()
+    means = dict(zip(LOSS_NAMES, table.mean(dim=0).tolist(), strict=True))
+    return EpochLog(task, epoch, learning_rate, means, table[:, 0].tolist())

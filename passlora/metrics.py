@@ -1,0 +1,73 @@
+"""Accuracy matrix -> last, avg, forgetting. All in percent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from .scenario import Scenario
+
+Matrix = list[list[float | None]]  # [task learnt][task tested]; None where the tested task is not learnt yet
+
+
+def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Correct and total predictions of each true class (rows of the confusion matrix)."""
+    return np.diagonal(confusion), confusion.sum(axis=1)
+
+
+def accuracy(confusion: np.ndarray, classes: range) -> float:
+    """Share of the images of `classes` predicted right, among all seen classes."""
+    correct, total = class_counts(confusion)
+    part = slice(classes.start, classes.stop)
+    return 100.0 * float(correct[part].sum()) / float(total[part].sum())
+
+
+def matrix_row(confusion: np.ndarray, scenario: Scenario, task: int) -> list[float | None]:
+    """a[task][i] for every task i; None for tasks still to come."""
+    seen = [accuracy(confusion, scenario.classes(i)) for i in range(task + 1)]
+    return [*seen, *[None] * (scenario.num_tasks - task - 1)]
+
+
+def forgetting(matrix: Sequence[Sequence[float | None]], task: int | None = None) -> float:
+    """Mean over earlier tasks i of max_{s<t} a[s][i] - a[t][i]; 0 after the first task."""
+    t = len(matrix) - 1 if task is None else task
+    drops = []
+    for i in range(t):
+        before = [value for s in range(i, t) if (value := matrix[s][i]) is not None]
+        now = matrix[t][i]
+        assert now is not None
+        drops.append(max(before) - now)
+    return fmean(drops) if drops else 0.0
+
+
+def summary(matrix: Matrix, stage_accuracy: Sequence[float]) -> dict[str, Any]:
+    """The numbers of a run: `last`, `avg` over stages (the first included), `forgetting` at the end."""
+    return {
+        "last": stage_accuracy[-1],
+        "avg": fmean(stage_accuracy),
+        "forgetting": forgetting(matrix),
+        "stage_accuracy": list(stage_accuracy),
+        "accuracy_matrix": [list(row) for row in matrix],
+    }
+
+
+def over_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean of several runs' numbers, with the standard deviation (n - 1) of each under `std`."""
+
+    def both(values: Sequence[float]) -> tuple[float, float]:
+        return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+    result: dict[str, Any] = {"std": {}}
+    for name in ("last", "avg", "forgetting"):
+        result[name], result["std"][name] = both([run[name] for run in runs])
+    stages = [both(values) for values in zip(*(run["stage_accuracy"] for run in runs), strict=True)]
+    result["stage_accuracy"] = [mean for mean, _ in stages]
+    result["std"]["stage_accuracy"] = [deviation for _, deviation in stages]
+    result["accuracy_matrix"] = [
+        [None if cell[0] is None else fmean(cell) for cell in zip(*rows, strict=True)]
+        for rows in zip(*(run["accuracy_matrix"] for run in runs), strict=True)
+    ]
+    return result

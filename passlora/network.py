@@ -1,0 +1,53 @@
+"""f and g together: features, class scores, and growth."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .backbone import Backbone
+from .head import Head
+from .memory import Memory
+from .views import class_scores, rotate
+
+
+class Network(nn.Module):
+    """`forward` gives features; the head is applied by whoever knows on what (see learner.py)."""
+
+    def __init__(self, backbone: Backbone, num_views: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = Head(backbone.feature_dim)
+        self.num_views = num_views
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.backbone(x)
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.num_nodes // self.num_views
+
+    def grow(self, new_classes: int) -> None:
+        self.head.grow(self.num_views * new_classes)
+
+    def trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def scores(self, images: Tensor, modes: list[str], memory: Memory | None = None) -> dict[str, Tensor]:
+        """Class scores of uint8 images under each inference mode, from one pass; higher is likelier."""
+        x = self.backbone.prepare(images)
+        views = self.num_views if any(mode in ("multiview", "vanilla") for mode in modes) else 1
+        z = self(rotate(x, views)).float()
+        logits = self.head(z)
+        scores = {}
+        for mode in modes:
+            if mode == "ncm":
+                if memory is None or memory.num_classes == 0:
+                    raise ValueError("ncm needs the prototypes")
+                scores[mode] = -torch.cdist(z[::views], memory.class_means())
+            elif views == 1:  # the 0-degree view on its own nodes
+                scores[mode] = logits[:, :: self.num_views]
+            else:
+                scores[mode] = class_scores(logits, views, mode)
+        return scores

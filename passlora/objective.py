@@ -1,0 +1,116 @@
+"""L_new + alpha * L_old + beta * L_kd, each term a small pure function.
+
+Equation numbers are the paper's, as docs/method.md lists them. `z` are features of the rotated rows of a batch (see
+views.py), `nodes` their labels, `tau` the temperature of the training logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .config import MethodConfig
+from .head import Head
+from .memory import Draw
+
+
+@dataclass
+class Losses:
+    """The terms (unweighted) and their weighted sum."""
+
+    new: Tensor
+    old: Tensor
+    kd: Tensor
+    total: Tensor
+
+
+def new_loss(head: Head, z: Tensor, nodes: Tensor, tau: float) -> Tensor:
+    """Cross entropy of the new data over all nodes (first term of Eq. 8)."""
+    return F.cross_entropy(head(z) / tau, nodes)
+
+
+def explicit_losses(head: Head, draw: Draw, tau: float) -> Tensor:
+    """Eq. 5 in Eq. 8: cross entropy of mu + r*e, one value a drawn node."""
+    assert draw.noise is not None
+    return F.cross_entropy(head(draw.means + draw.noise) / tau, draw.nodes, reduction="none")
+
+
+def implicit_losses(head: Head, draw: Draw, tau: float, gamma: float) -> Tensor:
+    """Eq. 10: the upper bound for infinitely many samples of N(mu, gamma * Sigma), one value a drawn node."""
+    quadratic = quadratic_form(head.weight, draw.nodes, draw.covariance)
+    logits = head(draw.means) / tau + gamma / (2 * tau**2) * quadratic
+    return F.cross_entropy(logits, draw.nodes, reduction="none")
+
+
+def quadratic_form(weight: Tensor, nodes: Tensor, covariance: Tensor) -> Tensor:
+    """(phi_c - phi_c0)^T Sigma_b (phi_c - phi_c0) for each drawn node c0 = nodes[b] and each node c: (B, nodes).
+
+    The square is multiplied out, so that no (B, nodes, d) tensor is made.
+    """
+    own = weight[nodes]
+    if covariance.dim() == 0:  # Sigma = r^2 I
+        cross = own @ weight.T
+        squares = weight.square().sum(dim=1)
+        return covariance * (squares[None, :] - 2 * cross + squares[nodes][:, None])
+    if covariance.dim() == 2:  # diagonal
+        cross = (covariance * own) @ weight.T
+        squares = covariance @ weight.square().T
+        own_squares = (covariance * own.square()).sum(dim=1, keepdim=True)
+        return squares - 2 * cross + own_squares
+    mapped = weight @ covariance  # (B, nodes, d): a full matrix a class is the costly form
+    squares = (mapped * weight).sum(dim=2)
+    cross = (mapped @ own[:, :, None])[:, :, 0]
+    return squares - 2 * cross + squares.gather(1, nodes[:, None])
+
+
+def nearest_new(draw: Draw, z: Tensor, num_views: int) -> Tensor:
+    """For each drawn prototype, the row of `z` nearest by cosine among the rows of the same view."""
+    similarity = F.normalize(draw.means, dim=1) @ F.normalize(z, dim=1).T
+    row_view = torch.arange(len(z), device=z.device) % num_views
+    other_view = (draw.nodes % num_views)[:, None] != row_view[None, :]
+    return similarity.masked_fill(other_view, -torch.inf).argmax(dim=1)
+
+
+def hard_losses(head: Head, draw: Draw, z: Tensor, nodes: Tensor, config: MethodConfig) -> Tensor:
+    """Eq. 11: the prototype mixed with its nearest new feature, one value a drawn node."""
+    z = z.detach()
+    near = nearest_new(draw, z, config.num_views)
+    mixing = config.hard_mixing
+    logits = head(mixing * draw.means + (1 - mixing) * z[near]) / config.temperature
+    losses = F.cross_entropy(logits, draw.nodes, reduction="none")
+    if config.hard_label == "soft":
+        losses = mixing * losses + (1 - mixing) * F.cross_entropy(logits, nodes[near], reduction="none")
+    return losses
+
+
+def old_loss(head: Head, draw: Draw, z: Tensor, nodes: Tensor, config: MethodConfig) -> Tensor:
+    """Prototype augmentation: one mean over the sampled (or bounded) and the hard features."""
+    if config.proto_aug == "explicit":
+        losses = explicit_losses(head, draw, config.temperature)
+    else:
+        losses = implicit_losses(head, draw, config.temperature, config.gamma)
+    if config.hardness:
+        losses = torch.cat([losses, hard_losses(head, draw, z, nodes, config)])
+    return losses.mean()
+
+
+def kd_loss(z: Tensor, z_teacher: Tensor, reduction: str) -> Tensor:
+    """||f_old(x) - f(x)||: mean of the rows' norms, or one norm of the whole batch; gradient 0 at distance 0."""
+    difference = z - z_teacher
+    if reduction == "mean":
+        return torch.linalg.vector_norm(difference, dim=1).mean()
+    return torch.linalg.vector_norm(difference)
+
+
+def objective(
+    head: Head, z: Tensor, nodes: Tensor, draw: Draw | None, z_teacher: Tensor | None, config: MethodConfig
+) -> Losses:
+    """Eq. 12. `draw` and `z_teacher` are None in the first task, or where the method does not use them."""
+    new = new_loss(head, z, nodes, config.temperature)
+    zero = new.new_zeros(())
+    old = zero if draw is None else old_loss(head, draw, z, nodes, config)
+    kd = zero if z_teacher is None else kd_loss(z, z_teacher, config.kd_reduction)
+    return Losses(new, old, kd, new + config.proto_aug_weight * old + config.kd_weight * kd)

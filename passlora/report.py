@@ -1,0 +1,60 @@
+"""Results as text: the tables at the end of a run, and CSV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def table(rows: list[list[str]]) -> str:
+    """Columns aligned: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def final_table(results: dict[str, Any]) -> str:
+    """Accuracy on each task after each task, then the headline numbers beside the compared presets."""
+    matrix = results["accuracy_matrix"]
+    head = ["accuracy % on", *(f"task {i + 1}" for i in range(len(matrix))), "all seen"]
+    rows = [head]
+    for task, values in enumerate(matrix):
+        cells = ["" if value is None else f"{value:.1f}" for value in values]
+        rows.append([f"after task {task + 1}", *cells, f"{results['stage_accuracy'][task]:.1f}"])
+    return f"\n{results['preset']} ({results['inference']} inference)\n{table(rows)}\n\n{headline(results)}"
+
+
+def headline(results: dict[str, Any]) -> str:
+    rows = [["", "last", "avg", "forgetting", "seconds"]]
+    for name, part in each_method(results):
+        seconds = f"{part['seconds']:.0f}" if "seconds" in part else ""
+        rows.append([name, *(f"{part[key]:.1f}" for key in ("last", "avg", "forgetting")), seconds])
+    return table(rows)
+
+
+def each_method(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The run under each of its inference modes, then the compared presets."""
+    preset, main = results["preset"], results["inference"]
+    rows = [(preset, results)]
+    rows += [(f"{preset}, {mode}", part) for mode, part in results["inference_modes"].items() if mode != main]
+    for name, other in results["compare"].items():
+        rows.append((name, other))
+    return rows
+
+
+def seeds_table(results: dict[str, Any]) -> str:
+    rows = [[f"{len(results['runs'])} runs, mean +- deviation", "last", "avg", "forgetting"]]
+    for name, part in each_method(results):
+        rows.append([name, *(f"{part[k]:.2f} +- {part['std'][k]:.2f}" for k in ("last", "avg", "forgetting"))])
+    return "\n" + table(rows)
+
+
+def matrix_csv(results: dict[str, Any]) -> str:
+    tasks = len(results["accuracy_matrix"])
+    lines = [",".join(["after_task", *(f"task_{i}" for i in range(tasks)), "all_seen"])]
+    for task, values in enumerate(results["accuracy_matrix"]):
+        cells = ["" if value is None else f"{value:.4f}" for value in values]
+        lines.append(",".join([str(task), *cells, f"{results['stage_accuracy'][task]:.4f}"]))
+    return "\n".join(lines) + "\n"
