@@ -57,7 +57,7 @@ class Backbone(nn.Module):
 
             if not self.has_teacher:
                 self.body.add_adapter("teacher", self.body.peft_config["default"])
-            state = get_peft_model_state_dict(self.body, adapter_name="default")
+            state = get_peft_model_state_dict(self.body, adapter_name="default", save_embedding_layers=False)
             set_peft_model_state_dict(self.body, state, adapter_name="teacher")
             self.body.set_adapter("default")
         self.has_teacher = True

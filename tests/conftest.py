@@ -1,0 +1,84 @@
+"""Shared pieces. Tests need no network: the Hub clients are told so before anything imports them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from passlora import Config
+from passlora.head import Head
+from passlora.memory import Draw
+
+
+@pytest.fixture
+def tiny():
+    """A run of seconds: two tasks of real digits on the bundled backbone."""
+
+    def make(**changes):
+        base = {
+            "dataset_name": "digits",
+            "task_sizes": [6, 4],
+            "max_train_per_class": 6,
+            "max_test_per_class": 4,
+            "crop_padding": 1,
+            "horizontal_flip": False,
+            "num_train_epochs": 1,
+            "per_device_train_batch_size": 8,
+        }
+        return Config.make(**{**base, **changes})
+
+    return make
+
+
+@pytest.fixture
+def case():
+    """A random objective in float64: head of 5 classes (3 old) in 4 views, a batch of 3 images of new classes."""
+
+    class Case:
+        views, old, new, images, dim, drawn = 4, 3, 2, 3, 7, 9
+
+        def __init__(self):
+            g = torch.Generator().manual_seed(7)
+            self.head = Head(self.dim).double()
+            self.head.grow(self.views * (self.old + self.new))
+            with torch.no_grad():
+                self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=g, dtype=torch.float64))
+                self.head.bias.copy_(torch.randn(self.head.bias.shape, generator=g, dtype=torch.float64))
+            self.z = torch.randn(self.views * self.images, self.dim, generator=g, dtype=torch.float64)
+            self.z.requires_grad_()
+            classes = torch.tensor([3, 4, 3])
+            self.nodes = torch.tensor([self.views * int(c) + v for c in classes for v in range(self.views)])
+            self.teacher = torch.randn(self.z.shape, generator=g, dtype=torch.float64)
+            nodes = torch.randint(self.views * self.old, (self.drawn,), generator=g)
+            means = torch.randn(self.drawn, self.dim, generator=g, dtype=torch.float64)
+            noise = torch.randn(self.drawn, self.dim, generator=g, dtype=torch.float64)
+            self.draw = Draw(nodes, means, torch.tensor(0.36, dtype=torch.float64), 0.6 * noise)
+            root = torch.randn(self.drawn, self.dim, self.dim, generator=g, dtype=torch.float64)
+            self.full = root @ root.transpose(1, 2) / self.dim
+
+    return Case()
+
+
+@pytest.fixture
+def image_tree(tmp_path):
+    """Image files of `classes`, `count` each, under tmp_path/name."""
+
+    def make(name="photos", splits=("train", "test"), classes=("cat", "dog", "owl"), count=4, size=(40, 30), mode="RGB"):
+        rng = np.random.default_rng(0)
+        root = tmp_path / name
+        for split in splits or ("",):
+            for label, kind in enumerate(classes):
+                folder = root / split / kind
+                folder.mkdir(parents=True)
+                for i in range(count):
+                    pixels = rng.integers(0, 80, (size[1], size[0], 3)).astype(np.uint8) + np.uint8(50 * label)
+                    Image.fromarray(pixels).convert(mode).save(folder / f"{i}.png")
+        return root
+
+    return make

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from passlora import metrics
+from passlora.scenario import Scenario
+
+# Worked by hand: three tasks. Forgetting after task 3: task 1: max(90, 80) - 70 = 20; task 2: 60 - 65 = -5.
+MATRIX = [[90.0, None, None], [80.0, 60.0, None], [70.0, 65.0, 50.0]]
+
+
+def test_forgetting_by_hand():
+    assert metrics.forgetting(MATRIX) == pytest.approx((20 - 5) / 2)
+    assert metrics.forgetting(MATRIX, 1) == pytest.approx(10)
+    assert metrics.forgetting(MATRIX, 0) == 0
+
+
+def test_forgetting_takes_the_best_earlier_stage():
+    matrix = [[50.0, None, None], [90.0, 40.0, None], [60.0, 40.0, 10.0]]
+    assert metrics.forgetting(matrix) == pytest.approx((90 - 60 + 0) / 2)
+
+
+def test_summary_by_hand():
+    got = metrics.summary(MATRIX, [90.0, 72.0, 60.0])
+    assert (got["last"], got["avg"], got["forgetting"]) == (60.0, pytest.approx(74.0), pytest.approx(7.5))
+    assert got["accuracy_matrix"] == MATRIX
+
+
+def test_tasks_of_unequal_sizes():
+    """Grouping follows the scenario; it never assumes tasks of ten."""
+    made = Scenario(tuple(range(4)), (1, 3))
+    confusion = np.array([[3, 1, 0, 0], [0, 2, 0, 2], [1, 0, 1, 0], [0, 0, 0, 2]])
+    assert metrics.matrix_row(confusion, made, 1) == [75.0, pytest.approx(100 * 5 / 8)]
+    assert metrics.accuracy(confusion, range(4)) == pytest.approx(100 * 8 / 12)
+    assert metrics.matrix_row(confusion[:1, :1], made, 0) == [100.0, None]
+
+
+def test_mean_and_deviation_over_runs():
+    runs = [metrics.summary([[100.0, None], [v, v]], [100.0, v]) for v in (40.0, 60.0)]
+    got = metrics.over_runs(runs)
+    assert got["last"] == 50 and got["std"]["last"] == pytest.approx(14.1421356)
+    assert got["stage_accuracy"] == [100, 50] and got["std"]["stage_accuracy"][0] == 0
+    assert got["accuracy_matrix"] == [[100, None], [50, 50]]
+    assert metrics.over_runs(runs[:1])["std"]["last"] == 0
