@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from passlora import Config, PassloraError
+from passlora.config import DEFAULT_RECIPE, FIELDS, PRESETS, load
+
+RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*/*.yaml") if "accelerate" not in str(p))
+
+
+def make(**flat):
+    return Config.make(**{"num_tasks": 2, **flat})
+
+
+def test_defaults_are_the_settled_ones():
+    method = make().method
+    assert (method.proto_aug_weight, method.kd_weight, method.hard_mixing) == (10, 10, 0.7)
+    assert (method.temperature, method.kd_reduction, method.inference) == (1.0, "mean", "multiview")
+    assert make().model.lora_r == 4 and make().training.learning_rate == 0.005
+
+
+def test_precedence_defaults_preset_recipe_command_line(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("preset: pass\nnum_tasks: 2\nkd_weight: 3\nlearning_rate: 5e-4\n")
+    config = load(str(recipe), {"kd_weight": "7"})
+    assert config.method.hardness is False, "the preset wins over the default"
+    assert config.method.kd_weight == 7, "the command line wins over the recipe"
+    assert config.training.learning_rate == 5e-4, "YAML reads 5e-4 as text"
+    assert load(str(recipe), {"hardness": "true"}).method.hardness is True, "a flag wins over the preset"
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_presets_are_valid(preset):
+    method = make(preset=preset).method
+    assert method.sst == (preset in ("pass", "pass++"))
+    assert (method.kd_weight > 0) == (preset != "finetune")
+    assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
+    assert method.hardness == (preset == "pass++")
+
+
+def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
+    config = make(preset="pass++", num_train_epochs=3, proto_aug="implicit", kd_weight=4, compare=["pass", "finetune"])
+    other = config.as_preset("pass")
+    assert other.training.num_train_epochs == 3 and other.method.kd_weight == 4
+    assert other.method.proto_aug == "explicit" and not other.method.hardness and other.training.compare == []
+    assert config.as_preset("finetune").method.kd_weight == 0
+
+
+def test_a_resolved_config_reads_back_as_itself(tmp_path):
+    config = make(preset="pass", seeds=[1, 2], lr_milestones=[2], image_size=64)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.flat()))
+    assert load(str(path), {}).flat() == config.flat()
+
+
+@pytest.mark.parametrize(
+    ("flat", "says"),
+    [
+        ({"learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"lora_r": "four"}, "lora_r must be a whole number, got 'four'"),
+        ({"lora_r": 2.5}, "lora_r must be a whole number"),
+        ({"lora_r": True}, "lora_r must be a whole number"),
+        ({"learning_rate": "nan"}, "learning_rate must be a number"),
+        ({"learning_rate": "inf"}, "learning_rate must be a number"),
+        ({"learning_rate": -1}, "above 0"),
+        ({"sst": "maybe"}, "true or false"),
+        ({"preset": "pas"}, "did you mean 'pass'"),
+        ({"inference": "multi"}, "one of multiview, single, vanilla, ncm"),
+        ({"prototype_views": 2}, "one of 1, 4"),
+        ({"task_sizes": ["a"], "num_tasks": None}, "whole number"),
+        ({"dataset_name": 3}, "must be text"),
+        ({"num_tasks": None}, "how many tasks"),
+        ({"sst": False}, "set --inference single"),
+        ({"sst": False, "inference": "single"}, "--prototype_views 1"),
+        ({"proto_aug": "none"}, "set --hardness false"),
+        ({"model_name_or_path": "x.pth"}, "--model_architecture"),
+        ({"model_architecture": "deit_small_patch16_224"}, "local checkpoint file"),
+        ({"model_name_or_path": "passlora/resnet18"}, "--lora_r 0"),
+        ({"lora_target_modules": "("}, "not a valid regex"),
+        ({"seeds": [1, 1]}, "each seed once"),
+        ({"seeds": [1], "class_order_seeds": [2]}, "not both"),
+        ({"class_order_seeds": [2], "class_order_seed": 1}, "leave out"),
+        ({"compare": ["pass++"]}, "is the run itself"),
+        ({"compare": ["ewc"]}, "one of"),
+        ({"hard_mixing": 1.5}, "between 0 and 1"),
+        ({"gradient_accumulation_steps": 0}, "at least 1"),
+        ({"test_fraction": 0}, "between 0 and 1"),
+        ({"seed": -1}, "between 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(flat, says):
+    with pytest.raises(PassloraError) as caught:
+        make(**flat)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("- a\n", "'key: value' lines"), ("a: [", "cannot be read as YAML"), ("", "'key: value' lines"), ("1: 2", "'key")],
+)
+def test_recipes_that_are_not_recipes(tmp_path, text, says):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(PassloraError, match=says):
+        load(str(path), {})
+    with pytest.raises(PassloraError, match="no recipe at"):
+        load(str(tmp_path / "missing.yaml"), {})
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_recipes_are_valid_and_say_how_to_start_them(path):
+    config = load(str(path), {})
+    assert config.given
+    header = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
+    assert f"--config recipes/{path.parent.name}/{path.name}" in header
+
+
+def test_the_recipes_asked_for_exist():
+    names = {f"{p.parent.name}/{p.stem}" for p in RECIPES}
+    assert names >= {"deit_s16_lora/cifar100_t10", "mini/digits", "mini/cifar100_t10"}
+    assert names >= {f"resnet18_scratch/cifar100_t{t}" for t in (5, 10, 20)}
+
+
+def test_the_embedded_default_is_the_digits_recipe():
+    path = Path(__file__).parent.parent / "recipes/mini/digits.yaml"
+    assert load(None, {}).flat() == load(str(path), {}).flat() == Config.make(**DEFAULT_RECIPE).flat()
+    assert load(None, {"preset": "finetune"}).training.compare == []
+    assert load(None, {"num_tasks": "5"}).scenario.task_sizes is None
+
+
+def test_every_knob_has_help():
+    assert all(knob.help and not knob.help.endswith(".") for knob in FIELDS.values())
