@@ -113,6 +113,7 @@ class Learner:
             with nullcontext() if update else accelerator.no_sync(model):
                 losses = self._losses(model, batch, data, plans.batch_size, draws)
                 accelerator.backward(losses.total / group_size)
+            learning_rate = schedule.get_last_lr()[0]
             if update:
                 prepared.step()
                 prepared.zero_grad()
@@ -122,7 +123,7 @@ class Learner:
                 bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {float(losses.total):.3f}")
             bar.update()
             if last:
-                on_epoch(epoch_log(self.task, epoch, schedule.get_last_lr()[0], history))
+                on_epoch(epoch_log(self.task, epoch, learning_rate, history))
                 history = []
         bar.close()
         self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False)

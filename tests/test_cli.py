@@ -1,0 +1,132 @@
+"""The command line, in process where nothing heavy runs, and as a real process where it matters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from passlora.cli import main
+from passlora.config import FIELDS
+
+
+def call(capsys, *argv):
+    with pytest.raises(SystemExit) as caught:
+        main(list(argv))
+    output = capsys.readouterr()
+    return caught.value.code, output.out, output.err
+
+
+def heavy_imports(*argv):
+    """Run the command in a fresh interpreter, and tell which heavy packages it imported."""
+    code = (
+        "import sys\nfrom passlora.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print('HEAVY', [m for m in ('torch', 'timm', 'peft', 'transformers', 'datasets', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "--learning_rat", "1"],
+        ["train", "--lora_r", "x"],
+        ["train", "--sst", "false"],
+        ["validate", str(Path(__file__).parent.parent / "recipes/mini/digits.yaml")],
+    ],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported_to_help_or_to_refuse(argv):
+    assert "HEAVY []" in heavy_imports(*argv)
+
+
+def test_help_lists_every_knob(capsys):
+    code, out, _ = call(capsys, "train", "--help")
+    assert code == 0
+    for name in FIELDS:
+        assert f"--{name}" in out
+    code, out, _ = call(capsys, "--help")
+    assert code == 0 and all(command in out for command in ("train", "validate", "env"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["train", "--learning_rat", "1"], "unknown flag --learning_rat; did you mean '--learning_rate'?"),
+        (["train", "--learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
+        (["train", "--preset", "pas++"], "did you mean 'pass++'"),
+        (["train", "extra"], "unexpected argument 'extra'"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train", "--config", "nowhere.yaml"], "no recipe at nowhere.yaml"),
+        (["train", "--dataset_name", "digits"], "how many tasks?"),
+        (["train", "--lora_r"], "expected one argument"),
+        (["validate"], "required: RECIPE"),
+    ],
+)
+def test_mistakes_get_one_sentence(capsys, argv, says):
+    code, out, err = call(capsys, *argv)
+    assert code == 2 and out == ""
+    assert says in err and err.startswith("passlora: error: ") and err.count("\n") == 1
+
+
+def test_an_unknown_key_in_a_recipe(capsys, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("num_tasks: 2\nlora_rank: 4\n")
+    code, _, err = call(capsys, "validate", str(recipe))
+    assert code == 2 and "unknown key 'lora_rank'; did you mean 'lora_r'?" in err
+
+
+def test_validate(capsys):
+    recipe = str(Path(__file__).parent.parent / "recipes/resnet18_scratch/cifar100_t20.yaml")
+    main(["validate", recipe, "--kd_weight", "3"])
+    out = capsys.readouterr().out
+    assert "base_classes: 40" in out and "kd_weight: 3" in out and f"passlora train --config {recipe}" in out
+
+
+def test_env(capsys):
+    main(["env"])
+    out = capsys.readouterr().out
+    for name in ("passlora", "torch", "timm", "peft", "accelerate", "accelerators"):
+        assert name in out
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    main([])
+    assert "start here" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    code, out, _ = call(capsys, "--version")
+    assert code == 0 and out.startswith("passlora ")
+
+
+FAST = ["--max_train_per_class", "3", "--max_test_per_class", "2", "--num_train_epochs", "1"]
+
+
+def test_train_as_a_process(tmp_path):
+    """`python -m passlora train` runs the embedded default, here with fewer images; not a terminal: no bars."""
+    command = [sys.executable, "-m", "passlora", "train", *FAST]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "runs/digits/results.json").read_text())
+    assert results["task_sizes"] == [4, 2, 2, 2] and set(results["compare"]) == {"finetune"}
+    assert "step/s" not in done.stderr and "Warning" not in done.stderr
+    assert "saved in runs/digits" in done.stdout
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 2 and "add --overwrite_output_dir" in again.stderr
+
+
+def test_bad_data_is_one_sentence_from_the_command_line(capsys, image_tree, tmp_path):
+    root = image_tree()
+    bad = root / "train" / "dog" / "2.png"
+    bad.write_bytes(b"")
+    code, _, err = call(
+        capsys, "train", "--dataset_name", str(root), "--num_tasks", "3", "--output_dir", str(tmp_path / "o")
+    )
+    assert code == 2 and "dog/2.png" in err and err.count("\n") == 1

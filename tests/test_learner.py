@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from passlora.batches import Images
+from passlora.config import DataConfig, TrainingConfig
+from passlora.data import load_dataset
+from passlora.learner import Learner, TaskData, accumulation_groups, lr_scale
+from passlora.views import rotate
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+def task_data(config, images, labels, classes):
+    return TaskData(images, np.flatnonzero(np.isin(labels, list(classes))), labels)
+
+
+def learner_with_data(config, accelerator):
+    learner = Learner(config, accelerator)
+    split = load_dataset(config.data, config.training.seed).train
+    images = Images(split, learner.network.backbone.image_size, config.data, "test")
+    return learner, images, split.labels
+
+
+def learn_two(config, accelerator):
+    learner, images, labels = learner_with_data(config, accelerator)
+    logs = []
+    first, second = config.scenario.task_sizes
+    learner.learn(task_data(config, images, labels, range(first)), first, logs.append)
+    learner.learn(task_data(config, images, labels, range(first, first + second)), second, logs.append)
+    return learner, images, labels, logs
+
+
+def state(learner):
+    return {name: tensor.clone() for name, tensor in learner.network.state_dict().items()}
+
+
+def test_only_adapter_and_head_change(tiny, accelerator):
+    config = tiny()
+    learner, images, labels = learner_with_data(config, accelerator)
+    before = state(learner)
+    learner.learn(task_data(config, images, labels, range(6)), 6)
+    after = state(learner)
+    changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
+    assert changed and all("lora_" in name for name in changed)
+    frozen = [p for n, p in learner.network.named_parameters() if "lora_" not in n and not n.startswith("head.")]
+    assert frozen and all(p.grad is None and not p.requires_grad for p in frozen)
+
+
+def test_the_teacher_equals_the_previous_tasks_model_and_stays(tiny, accelerator):
+    config = tiny()
+    learner, images, labels = learner_with_data(config, accelerator)
+    learner.learn(task_data(config, images, labels, range(6)), 6)
+    x = learner.network.backbone.prepare(images.cache[:3])
+    with torch.no_grad():
+        previous = learner.network(x)
+    seen = []
+    teacher = learner.network.backbone.teacher
+
+    def watch(rows):
+        seen.append(teacher(x))
+        return teacher(rows)
+
+    learner.network.backbone.teacher = watch
+    learner.learn(task_data(config, images, labels, range(6, 10)), 4)
+    assert len(seen) == 3 and all(torch.equal(z, previous) for z in seen), "at every step of the next task"
+
+
+def test_prototypes_are_exact_class_means(tiny, accelerator):
+    """Against numpy over the un-augmented images, one by one; the last batch is partial."""
+    config = tiny(per_device_eval_batch_size=7)
+    learner, images, labels, _ = learn_two(config, accelerator)
+    rows = np.flatnonzero(labels == 8)
+    with torch.no_grad():
+        z = [learner.network(rotate(learner.network.backbone.prepare(images.cache[[r]]), 4)).numpy() for r in rows]
+    by_view = np.stack(z).astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(learner.memory.means[4 * 8 : 4 * 9], by_view, atol=1e-5)
+    assert learner.memory.num_classes == 10 and learner.memory.num_entries == 40 * 192 + 1
+
+
+def test_old_prototypes_are_kept_bit_for_bit(tiny, accelerator):
+    config = tiny()
+    learner, images, labels = learner_with_data(config, accelerator)
+    learner.learn(task_data(config, images, labels, range(6)), 6)
+    means, radius = learner.memory.means.clone(), learner.memory.radius
+    learner.learn(task_data(config, images, labels, range(6, 10)), 4)
+    assert torch.equal(learner.memory.means[: len(means)], means) and learner.memory.radius == radius
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(tiny, accelerator):
+    runs = [learn_two(tiny(seed=seed), accelerator) for seed in (0, 0, 1)]
+    curves = [[value for log in logs for value in log.steps] for *_, logs in runs]
+    assert curves[0] == curves[1]
+    assert curves[0][0] != curves[2][0], "the first step differs already: weights and batches are seeded"
+    assert torch.equal(runs[0][0].network.head.weight, runs[1][0].network.head.weight)
+
+
+def test_the_student_runs_once_a_step_and_the_teacher_without_autograd(tiny, accelerator, monkeypatch):
+    config = tiny()
+    learner, images, labels = learner_with_data(config, accelerator)
+    learner.learn(task_data(config, images, labels, range(6)), 6)
+    calls = []
+    body = learner.network.backbone.body
+    forward = body.forward
+    monkeypatch.setattr(body, "forward", lambda x: (calls.append((body.active_adapter, torch.is_grad_enabled())), forward(x))[1])
+    learner._train(task_data(config, images, labels, range(6)), lambda log: None, "test")
+    steps = -(-36 // 8)
+    assert calls == [("teacher", False), ("default", True)] * steps
+
+
+SWITCHES = [
+    {"proto_aug": "implicit"},
+    {"proto_aug": "implicit", "covariance": "full"},
+    {"covariance": "diag", "radius": "running"},
+    {"covariance": "full", "hard_label": "soft"},
+    {"prototype_views": 1, "prototype_augmented": True},
+    {"hardness": False, "kd_reduction": "batch", "temperature": 0.1},
+    {"preset": "pass"},
+    {"preset": "lwf-kd"},
+    {"preset": "finetune"},
+    {"sst": False, "inference": "single", "prototype_views": 1},
+    {"extra_inference": ["single", "vanilla", "ncm"]},
+    {"gradient_accumulation_steps": 3, "lr_scheduler_type": "cosine"},
+    {"task_sizes": [1, 9]},
+    {"task_sizes": [9, 1]},
+    {"max_train_per_class": 1},
+    {"max_train_per_class": 1, "covariance": "full", "proto_aug": "implicit"},
+]
+
+
+@pytest.mark.parametrize("options", SWITCHES, ids=str)
+def test_every_switch_runs(tiny, accelerator, options):
+    """Fewer old than new classes, one class a task, one image a class, a last batch of one: all finite."""
+    config = tiny(**{"max_train_per_class": 3, **options})
+    learner, images, labels, logs = learn_two(config, accelerator)
+    assert all(np.isfinite(list(log.losses.values())).all() for log in logs)
+    second = logs[-1].losses
+    assert (second["old"] > 0) == (config.method.proto_aug != "none")
+    updates = len(logs[-1].steps) // config.training.gradient_accumulation_steps
+    assert (second["kd"] > 0) == (config.method.kd_weight > 0 and updates > 1), "the first step starts at the teacher"
+    assert logs[0].losses["old"] == logs[0].losses["kd"] == 0, "the first task knows no old class"
+    data = task_data(config, images, labels, range(10))
+    modes = config.method.inference_modes
+    for mode, confusion in learner.confusion(data, modes).items():
+        assert confusion.shape == (10, 10) and confusion.sum() == len(data.rows), mode
+
+
+def test_resnet18_trains_whole_with_a_copied_teacher(tiny, accelerator):
+    config = tiny(
+        model_name_or_path="passlora/resnet18", lora_r=0, max_train_per_class=2, temperature=0.1, kd_reduction="batch"
+    )
+    learner, *_, logs = learn_two(config, accelerator)
+    assert np.isfinite(logs[-1].losses["total"]) and logs[-1].losses["kd"] > 0
+    assert learner.network.backbone.parameter_counts()[0] == learner.network.backbone.parameter_counts()[1]
+    teacher = learner.network.backbone._teacher[0]
+    assert not any(m.training for m in teacher.modules()) and not any(p.requires_grad for p in teacher.parameters())
+
+
+def test_accuracy_modes_against_loops(tiny, accelerator):
+    config = tiny(extra_inference=["single", "vanilla", "ncm"], max_train_per_class=3)
+    learner, images, labels, _ = learn_two(config, accelerator)
+    data = task_data(config, images, labels, range(10))
+    got = learner.confusion(data, config.method.inference_modes)
+    expected = {mode: np.zeros((10, 10), dtype=int) for mode in got}
+    for row in data.rows:
+        with torch.no_grad():
+            z = learner.network(rotate(learner.network.backbone.prepare(images.cache[[row]]), 4))
+            logits = learner.network.head(z)
+        scores = {
+            "multiview": [sum(logits[v, 4 * c + v] for v in range(4)) for c in range(10)],
+            "vanilla": [sum(logits[v, 4 * c] for v in range(4)) for c in range(10)],
+            "single": [logits[0, 4 * c] for c in range(10)],
+            "ncm": [-(z[0] - learner.memory.means[4 * c]).norm() for c in range(10)],
+        }
+        for mode in got:
+            expected[mode][labels[row], int(np.argmax([float(s) for s in scores[mode]]))] += 1
+    for mode in got:
+        assert np.array_equal(got[mode], expected[mode]), mode
+
+
+def test_gradient_accumulation_averages(tiny, accelerator):
+    """Two half batches give the gradient of the whole: the same weights as one step on it (plain L_new)."""
+    base = {"preset": "finetune", "max_train_per_class": 4, "task_sizes": [4, 6], "num_train_epochs": 2}
+    whole = learner_with_data(tiny(**base, per_device_train_batch_size=16), accelerator)
+    halves = learner_with_data(
+        tiny(**base, per_device_train_batch_size=8, gradient_accumulation_steps=2), accelerator
+    )
+    for learner, images, labels in (whole, halves):
+        learner.learn(task_data(None, images, labels, range(4)), 4)
+    a, b = whole[0].network.head.weight, halves[0].network.head.weight
+    assert torch.allclose(a, b, atol=2e-4)
+    fresh = Learner(tiny(**base), accelerator)
+    fresh.network.grow(4)
+    assert not torch.allclose(a, fresh.network.head.weight, atol=2e-4)
+
+
+def test_accumulation_groups_end_with_the_epoch():
+    assert accumulation_groups(5, 2) == [(0, 2), (0, 2), (1, 2), (1, 2), (2, 1)]
+    assert accumulation_groups(3, 1) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_the_schedules():
+    steps = TrainingConfig(num_train_epochs=10, lr_milestones=[6])
+    assert [lr_scale(e, steps) for e in (0, 5.99, 6, 9)] == [1, 1, pytest.approx(0.1), pytest.approx(0.1)]
+    two = TrainingConfig(num_train_epochs=100, lr_milestones=[45, 90])
+    assert [lr_scale(e, two) for e in (44, 45, 90)] == [1, pytest.approx(0.1), pytest.approx(0.01)]
+    cosine = TrainingConfig(num_train_epochs=10, lr_scheduler_type="cosine")
+    assert [lr_scale(e, cosine) for e in (0, 5, 10)] == [1, pytest.approx(0.5), pytest.approx(0)]
+
+
+def test_the_learning_rate_changes_after_the_milestone_epoch(tiny, accelerator):
+    config = tiny(num_train_epochs=3, lr_milestones=[2], preset="finetune", max_train_per_class=2)
+    *_, logs = learn_two(config, accelerator)
+    assert [log.learning_rate for log in logs[:3]] == [0.005, 0.005, pytest.approx(0.0005)]
+
+
+def test_large_images_can_be_learnt(image_tree, tiny, accelerator):
+    root = image_tree(size=(90, 80), count=3)
+    config = tiny(dataset_name=str(root), task_sizes=[1, 2], max_train_per_class=None, dataloader_num_workers=1)
+    learner, images, labels, logs = learn_two(config, accelerator)
+    assert not images.is_small and isinstance(config.data, DataConfig)
+    assert np.isfinite(logs[-1].losses["total"]) and learner.memory.num_classes == 3

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from passlora import PassloraError, metrics, store, train
+from passlora.config import load
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A real run with two seeds, two inference modes and a comparison."""
+    from passlora import Config
+
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    said = []
+    config = Config.make(
+        dataset_name="digits",
+        task_sizes=[4, 3, 3],
+        max_train_per_class=4,
+        max_test_per_class=3,
+        num_train_epochs=1,
+        per_device_train_batch_size=8,
+        extra_inference=["single"],
+        compare=["finetune"],
+        seeds=[0, 3],
+        output_dir=str(folder),
+    )
+    return folder, train(config, said.append), "\n".join(said)
+
+
+def test_results_json_has_everything_in_percent(finished):
+    folder, results, _ = finished
+    saved = json.loads((folder / "results.json").read_text())
+    assert saved == json.loads(json.dumps(results))
+    for part in (saved, saved["compare"]["finetune"], saved["runs"]["seed_3"]["compare"]["finetune"]):
+        assert 0 <= part["last"] <= 100 and 0 <= part["avg"] <= 100
+        assert len(part["stage_accuracy"]) == 3 and part["stage_accuracy"][-1] == part["last"]
+        assert [len(row) for row in part["accuracy_matrix"]] == [3, 3, 3]
+        assert part["accuracy_matrix"][0][1] is None and part["accuracy_matrix"][2][0] is not None
+    assert saved["inference"] == "multiview" and set(saved["inference_modes"]) == {"multiview", "single"}
+    assert saved["seeds"] == [0, 3] and saved["seconds"] > 0 and saved["finished"]
+
+
+def test_seeds_are_averaged(finished):
+    _, results, _ = finished
+    runs = [results["runs"]["seed_0"], results["runs"]["seed_3"]]
+    for name in ("last", "avg", "forgetting"):
+        values = [run[name] for run in runs]
+        assert results[name] == pytest.approx(sum(values) / 2)
+        assert results["std"][name] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert [run["seed"] for run in runs] == [0, 3]
+
+
+def test_numbers_follow_from_the_matrix(finished):
+    run = finished[1]["runs"]["seed_0"]
+    assert run["forgetting"] == pytest.approx(metrics.forgetting(run["accuracy_matrix"]))
+    sizes = run["task_sizes"]  # as many test images in each class, so stages are means weighted by size
+    for t, stage in enumerate(run["stage_accuracy"]):
+        weighted = sum(run["accuracy_matrix"][t][i] * sizes[i] for i in range(t + 1)) / sum(sizes[: t + 1])
+        assert stage == pytest.approx(weighted)
+
+
+def test_the_folder_holds_a_model_a_task_and_no_image(finished):
+    folder = finished[0] / "seed_0"
+    for task, seen in enumerate((4, 7, 10)):
+        part = folder / f"task_{task:02d}"
+        assert {p.name for p in part.iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "head.safetensors"}
+        assert load_file(part / "head.safetensors")["weight"].shape == (4 * seen, 192)
+        adapter = load_file(part / "adapter_model.safetensors")
+        assert sum(t.numel() for t in adapter.values()) == 18_432
+    heads = [load_file(folder / f"task_{t:02d}" / "head.safetensors")["weight"] for t in (1, 2)]
+    assert not torch.equal(heads[0], heads[1][:28]), "each task has a head of its own"
+    assert load_file(folder / "prototypes.safetensors")["means"].shape == (40, 192)
+    suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file()}
+    assert suffixes == {".safetensors", ".json", ".jsonl", ".yaml", ".csv", ".png"}
+
+
+def test_pictures_and_tables(finished):
+    folder, _, said = finished
+    for name in ("accuracy.png", "seed_0/accuracy.png", "seed_0/accuracy_matrix.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    rows = (folder / "seed_0" / "accuracy_matrix.csv").read_text().splitlines()
+    assert rows[0] == "after_task,task_0,task_1,task_2,all_seen" and len(rows) == 4
+    for text in ("training 18,432 of 2,839,104 backbone weights (0.65%", "after task 3", "forgetting", "2 runs, mean"):
+        assert text in said
+
+
+def test_the_log_has_every_epoch(finished):
+    lines = (finished[0] / "seed_0" / "training_log.jsonl").read_text().splitlines()
+    logs = [json.loads(line) for line in lines]
+    assert [(log["task"], log["epoch"]) for log in logs] == [(0, 0), (1, 0), (2, 0)]
+    assert set(logs[2]["losses"]) == {"total", "new", "old", "kd"} and len(logs[0]["steps"]) == 2
+
+
+def test_the_resolved_config_is_saved(finished):
+    config = load(str(finished[0] / "config.yaml"), {})
+    assert config.training.seeds == [0, 3] and config.method.hardness is True
+
+
+def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path):
+    with pytest.raises(PassloraError, match="--overwrite_output_dir"):
+        store.claim(finished[0], overwrite=False)
+    (tmp_path / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(PassloraError, match="holds no run"):
+            store.claim(tmp_path, overwrite)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_overwriting_removes_the_runs_own_files_only(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 1")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "task_00").mkdir()
+    store.claim(tmp_path, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.json"
+    store.write_json(path, {"a": 1})
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.write(path, fail)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_class_orders_in_one_call(tiny, tmp_path):
+    config = tiny(
+        class_order_seeds=[1, 2], task_sizes=[5, 5], max_train_per_class=2, preset="finetune", output_dir=str(tmp_path)
+    )
+    results = train(config, lambda text: None)
+    orders = [run["classes"] for run in results["runs"].values()]
+    assert list(results["runs"]) == ["order_1", "order_2"] and orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == [str(d) for d in range(10)]
+
+
+def test_a_diverging_run_stops_with_a_sentence(tiny, tmp_path):
+    config = tiny(learning_rate=1e30, num_train_epochs=2, output_dir=str(tmp_path), max_train_per_class=2)
+    with pytest.raises(PassloraError, match="lower --learning_rate"):
+        train(config, lambda text: None)
+
+
+def test_a_task_without_test_images_is_refused(image_tree, tiny, tmp_path):
+    root = image_tree(count=2, size=(20, 20))
+    for path in (root / "test" / "owl").iterdir():
+        path.unlink()
+    config = tiny(dataset_name=str(root), task_sizes=[2, 1], output_dir=str(tmp_path / "out"))
+    with pytest.raises(PassloraError, match=r"task 2 \(owl\) has no test images"):
+        train(config, lambda text: None)
