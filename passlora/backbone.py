@@ -122,7 +122,8 @@ def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:
     options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
     try:
         try:
-            network = timm.create_model(name, **options, **({"img_size": image_size} if image_size else {}))
+            sized = {**options, "img_size": image_size} if image_size else options
+            network: Any = timm.create_model(name, **sized)
         except TypeError:  # convolutional networks take any size and no such option
             network = timm.create_model(name, **options)
     except (OSError, RuntimeError, ValueError) as error:
@@ -139,7 +140,7 @@ def vit_mini(config: ModelConfig) -> Any:
     """The bundled backbone: six DeiT-Ti blocks at 64 px, pretrained (docs/backbones.md)."""
     import timm
 
-    network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
+    network: Any = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
     if config.image_size not in (None, 64):
         raise PassloraError(f"{VIT_MINI} takes 64 px, not image_size {config.image_size}")
     if config.pretrained:
@@ -177,7 +178,11 @@ def load_checkpoint(network: Any, path: Path) -> None:
     if missing or unknown or misshapen:
         problems = [
             f"{len(names)} {what} (such as {names[0]})"
-            for names, what in ((missing, "missing"), (unknown, "unknown"), (sorted(misshapen), "of another shape"))
+            for names, what in (
+                (missing, "missing"),
+                (unknown, "unknown"),
+                (sorted(misshapen), "of another shape"),
+            )
             if names
         ]
         raise PassloraError(f"{path} does not fit the architecture: weights {', '.join(problems)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +97,7 @@ class Images:
         return images
 
 
-def whole(batch: Batch) -> Batch:
+def whole(batch: Any) -> Any:
     """Batches come out of `Images` whole (a named function, so that workers can be spawned)."""
     return batch
 

@@ -113,12 +113,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(argv)
     except PassloraError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"passlora: error: {error}", file=sys.stderr)
+        who = "" if is_first_process() else f" (process {os.environ['RANK']})"
+        print(f"passlora: error{who}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\npasslora: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def run(argv: Sequence[str] | None) -> None:
@@ -141,12 +145,12 @@ def train(config: Config) -> None:
     from . import store
 
     folder = Path(config.training.output_dir)
-    if os.environ.get("RANK", "0") == "0":
-        store.claim(folder, config.training.overwrite_output_dir)  # refuse before the seconds that torch takes
+    if is_first_process():
+        store.check_free(folder, config.training.overwrite_output_dir)  # before the seconds that torch takes
     from .run import train as run_training
 
     run_training(config)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, one task_NN folder a task")
         print(f"again: passlora train --config {folder / store.CONFIG} --output_dir {folder}-again")
 

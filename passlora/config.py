@@ -354,7 +354,9 @@ def _fields() -> dict[str, Knob]:
     for group, kind in GROUPS.items():
         hints = typing.get_type_hints(kind)
         for f in dataclasses.fields(kind):
-            default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+            default = f.default
+            if f.default_factory is not dataclasses.MISSING:
+                default = f.default_factory()
             knobs[f.name] = Knob(group, hints[f.name], default, f.metadata["help"])
     return knobs
 

@@ -70,7 +70,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     name, path = config.dataset_name, Path(config.dataset_name)
     if name == "digits":
         dataset = digits(config, seed)
-    elif path.is_dir() and has_tables(path) or path.suffix in TABLE_SUFFIXES:
+    elif (path.is_dir() and has_tables(path)) or path.suffix in TABLE_SUFFIXES:
         dataset = from_table(config, read_tables(config, path), seed)
     elif path.is_dir() and (path / "dataset_dict.json").is_file():
         import datasets
@@ -214,7 +214,10 @@ def read_tables(config: DataConfig, path: Path) -> Any:
     kinds = {f.suffix for f in files}
     if len(kinds) > 1:
         raise PassloraError(f"{path} mixes parquet and arrow files: keep one kind")
-    known = [config.dataset_train_split, *([config.dataset_test_split] if config.dataset_test_split else TEST_SPLITS)]
+    known = [
+        config.dataset_train_split,
+        *([config.dataset_test_split] if config.dataset_test_split else TEST_SPLITS),
+    ]
     splits: dict[str, list[str]] = {}
     for file in files:
         parts = file.relative_to(path).parts if path.is_dir() else (file.name,)

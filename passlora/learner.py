@@ -113,7 +113,7 @@ class Learner:
             with nullcontext() if update else accelerator.no_sync(model):
                 losses = self._losses(model, batch, data, plans.batch_size, draws)
                 accelerator.backward(losses.total / group_size)
-            learning_rate = schedule.get_last_lr()[0]
+            learning_rate = float(schedule.get_last_lr()[0])
             if update:
                 prepared.step()
                 prepared.zero_grad()
@@ -130,9 +130,7 @@ class Learner:
         accelerator.free_memory()
         self.network.eval()
 
-    def _losses(
-        self, model: Any, batch: Batch, data: TaskData, draw_count: int, draws: torch.Generator
-    ) -> Losses:
+    def _losses(self, model: Any, batch: Batch, data: TaskData, draw_count: int, draws: torch.Generator) -> Losses:
         """Eq. 12 on one batch."""
         method, device, backbone = self.config.method, self.accelerator.device, self.network.backbone
         images = batch.images.to(device, non_blocking=True)

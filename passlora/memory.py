@@ -16,11 +16,12 @@ class Statistics:
     """Per-node sums in float64, exact whatever the batches; `parts` are summed over processes before use."""
 
     def __init__(self, num_nodes: int, dim: int, full: bool, device: torch.device | str = "cpu") -> None:
-        kind = {"dtype": torch.float64, "device": device}
-        self.count = torch.zeros(num_nodes, **kind)  # type: ignore[arg-type]
-        self.total = torch.zeros(num_nodes, dim, **kind)  # type: ignore[arg-type]
-        shape = (num_nodes, dim, dim) if full else (num_nodes, dim)
-        self.squares = torch.zeros(shape, **kind)  # type: ignore[arg-type]
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.count = zeros(num_nodes)
+        self.total = zeros(num_nodes, dim)
+        self.squares = zeros(num_nodes, dim, dim) if full else zeros(num_nodes, dim)
         self.full = full
 
     def add(self, z: Tensor, nodes: Tensor) -> None:

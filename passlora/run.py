@@ -212,24 +212,24 @@ def describe_stage(stages: dict[str, list[float]], scenario: Scenario, task: int
 
 def combine(config: Config, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Mean and deviation over seeds, of the run and of each preset compared with."""
-    first = next(iter(runs.values()))
+    all_runs = list(runs.values())
 
-    def over(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        results = metrics.over_runs([pick(run) for run in runs.values()])
-        results["inference_modes"] = {
-            mode: metrics.over_runs([pick(run)["inference_modes"][mode] for run in runs.values()])
-            for mode in pick(first)["inference_modes"]
+    def over(parts: list[dict[str, Any]]) -> dict[str, Any]:
+        modes = {
+            mode: metrics.over_runs([part["inference_modes"][mode] for part in parts])
+            for mode in parts[0]["inference_modes"]
         }
-        return {"preset": pick(first)["preset"], "inference": pick(first)["inference"], **results}
+        named = {key: parts[0][key] for key in ("preset", "inference")}
+        return {**named, **metrics.over_runs(parts), "inference_modes": modes}
 
     return {
-        **over(lambda run: run),
-        "compare": {name: over(lambda run, name=name: run["compare"][name]) for name in config.training.compare},  # type: ignore[misc]
+        **over(all_runs),
+        "compare": {name: over([run["compare"][name] for run in all_runs]) for name in config.training.compare},
         "seeds": config.training.seeds or config.training.class_order_seeds,
         "seed": config.training.seed,
-        "seconds": round(sum(run["seconds"] for run in runs.values()), 2),
+        "seconds": round(sum(run["seconds"] for run in all_runs), 2),
         "finished": True,
-        "task_sizes": first["task_sizes"],
+        "task_sizes": all_runs[0]["task_sizes"],
         "version": __version__,
         "runs": runs,
     }

@@ -22,11 +22,22 @@ CONFIG, RESULTS, LOG, PROTOTYPES, HEAD = (
     "prototypes.safetensors",
     "head.safetensors",
 )
-OURS = ("task_*", "seed_*", "order_*", "compare", "*.png", RESULTS, LOG, PROTOTYPES, "accuracy_matrix.csv", CONFIG)
+OURS = (
+    "task_*",
+    "seed_*",
+    "order_*",
+    "compare",
+    "*.png",
+    RESULTS,
+    LOG,
+    PROTOTYPES,
+    "accuracy_matrix.csv",
+    CONFIG,
+)
 
 
-def claim(folder: Path, overwrite: bool) -> None:
-    """Make the folder ready for a new run, or say why it is not free; only a run's own files are ever removed."""
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Say why the folder cannot take a new run, if it cannot."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"output_dir {folder} is a file")
     if folder.is_dir() and any(folder.iterdir()):
@@ -36,9 +47,14 @@ def claim(folder: Path, overwrite: bool) -> None:
             raise PassloraError(
                 f"output_dir {folder} holds a run already: choose another --output_dir, or add --overwrite_output_dir"
             )
-        for pattern in OURS:
-            for path in folder.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def claim(folder: Path, overwrite: bool) -> None:
+    """Make the folder ready for a new run; only a run's own files are ever removed."""
+    check_free(folder, overwrite)
+    for pattern in OURS:
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,7 +84,10 @@ def current_umask() -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    def save(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write(path, save)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -69,7 +69,14 @@ def case():
 def image_tree(tmp_path):
     """Image files of `classes`, `count` each, under tmp_path/name."""
 
-    def make(name="photos", splits=("train", "test"), classes=("cat", "dog", "owl"), count=4, size=(40, 30), mode="RGB"):
+    def make(
+        name="photos",
+        splits=("train", "test"),
+        classes=("cat", "dog", "owl"),
+        count=4,
+        size=(40, 30),
+        mode="RGB",
+    ):
         rng = np.random.default_rng(0)
         root = tmp_path / name
         for split in splits or ("",):

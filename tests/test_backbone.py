@@ -199,7 +199,10 @@ def test_a_wrong_file_is_an_error_never_a_random_backbone(tmp_path, monkeypatch,
     ("options", "says"),
     [
         ({"model_name_or_path": "deit_smal_patch16_224"}, "did you mean 'deit_small_patch16_224'"),
-        ({"model_name_or_path": "missing.pth", "model_architecture": ARCH}, "no checkpoint file at missing.pth"),
+        (
+            {"model_name_or_path": "missing.pth", "model_architecture": ARCH},
+            "no checkpoint file at missing.pth",
+        ),
         ({"lora_target_modules": "query"}, "matches no layer"),
         ({"lora_target_modules": r".*proj"}, "patch embedding"),
         ({"image_size": 32}, "takes 64 px"),

@@ -66,9 +66,11 @@ def test_evaluation_reads_each_row_exactly_once(count, batch, world):
 
 def test_augmentation_of_a_row_does_not_depend_on_who_reads_it():
     rows = np.arange(7)
+
     def by_row(world):
         plans = [p for rank in range(world) for p in augmented_plans(rows, 2, (0,), rank, world)]
         return {int(r): u.tolist() for p in plans for r, u in zip(p.rows, p.uniforms, strict=True)}
+
     assert by_row(1) == by_row(3)
 
 
@@ -143,7 +145,7 @@ def test_the_crop_of_a_large_image():
 
 
 def test_generators_have_a_key():
-    draw = lambda *key: torch.rand(3, generator=generator(*key)).tolist()  # noqa: E731
+    draw = lambda *key: torch.rand(3, generator=generator(*key)).tolist()
     assert draw("a", 1) == draw("a", 1)
     assert draw("a", 1) != draw("a", 2)
     assert draw("a", 1) != draw("b", 1)

@@ -100,7 +100,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(flat, says):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("- a\n", "'key: value' lines"), ("a: [", "cannot be read as YAML"), ("", "'key: value' lines"), ("1: 2", "'key")],
+    [
+        ("- a\n", "'key: value' lines"),
+        ("a: [", "cannot be read as YAML"),
+        ("", "'key: value' lines"),
+        ("1: 2", "'key"),
+    ],
 )
 def test_recipes_that_are_not_recipes(tmp_path, text, says):
     path = tmp_path / "r.yaml"

@@ -46,7 +46,7 @@ def test_an_image_folder_without_splits_gets_a_stratified_hold_out(image_tree):
     data, again, other = load(root), load(root), load(root, seed=1)
     assert np.bincount(data.test.labels).tolist() == [1, 1, 1]
     assert np.bincount(data.train.labels).tolist() == [4, 4, 4]
-    paths = lambda split: {split.rows.describe(i) for i in range(len(split))}  # noqa: E731
+    paths = lambda split: {split.rows.describe(i) for i in range(len(split))}
     assert not paths(data.train) & paths(data.test)
     assert paths(data.test) == paths(again.test) != paths(other.test)
 
@@ -126,7 +126,7 @@ def test_limits_a_class():
     data = load("digits", max_train_per_class=7, max_test_per_class=3)
     assert np.bincount(data.train.labels).tolist() == [7] * 10
     assert np.bincount(data.test.labels).tolist() == [3] * 10
-    rows = lambda seed: load("digits", seed, max_train_per_class=7).train.rows.chosen.tolist()  # noqa: E731
+    rows = lambda seed: load("digits", seed, max_train_per_class=7).train.rows.chosen.tolist()
     assert rows(0) == rows(0) != rows(1)
 
 
@@ -180,7 +180,7 @@ def test_folders_that_do_not_fit(tmp_path, image_tree):
     (root / "test" / "owls" / "a.png").write_bytes((root / "test" / "owl" / "0.png").read_bytes())
     with pytest.raises(PassloraError, match="did you mean 'owl'"):
         load(root)
-    with pytest.raises(PassloraError, match="no folder .*eval"):
+    with pytest.raises(PassloraError, match=r"no folder .*eval"):
         load(root, dataset_test_split="eval")
 
 

@@ -40,7 +40,10 @@ def test_means_and_covariances_against_numpy():
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=5), st.integers(1, 20), st.integers(0, 1000))
 def test_statistics_do_not_depend_on_the_batches(counts, batch, seed):
     z, nodes = samples(counts, seed=seed)
-    one, other = statistics(z, nodes, len(counts), batch=len(z)), statistics(z, nodes, len(counts), batch=batch)
+    one, other = (
+        statistics(z, nodes, len(counts), batch=len(z)),
+        statistics(z, nodes, len(counts), batch=batch),
+    )
     assert torch.allclose(one.means(), other.means(), rtol=1e-12)
     assert torch.allclose(one.covariances(), other.covariances(), rtol=1e-9, atol=1e-12)
 

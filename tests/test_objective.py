@@ -32,7 +32,10 @@ def cross_entropy(logits, node):
 
 
 def logits_of(head, z):
-    return [float(sum(w * x for w, x in zip(row, z, strict=True)) + b) for row, b in zip(head.weight, head.bias, strict=True)]
+    return [
+        float(sum(w * x for w, x in zip(row, z, strict=True)) + b)
+        for row, b in zip(head.weight, head.bias, strict=True)
+    ]
 
 
 def scaled(values, tau):
@@ -41,7 +44,9 @@ def scaled(values, tau):
 
 @pytest.mark.parametrize("tau", [1.0, 0.1])
 def test_new_loss(case, tau):
-    rows = [cross_entropy(scaled(logits_of(case.head, z), tau), int(n)) for z, n in zip(case.z, case.nodes, strict=True)]
+    rows = [
+        cross_entropy(scaled(logits_of(case.head, z), tau), int(n)) for z, n in zip(case.z, case.nodes, strict=True)
+    ]
     assert float(new_loss(case.head, case.z, case.nodes, tau)) == pytest.approx(sum(rows) / len(rows), rel=1e-12)
 
 
@@ -85,7 +90,7 @@ def test_implicit_loss(case, form, tau):
 @pytest.mark.parametrize("form", ["radius", "diag", "full"])
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 def test_the_implicit_loss_bounds_the_explicit_one(case, form, tau):
-    """Monte Carlo: the mean over many samples of N(mu, gamma * Sigma) lies below the bound, and close for small gamma."""
+    """Monte Carlo: the mean over samples of N(mu, gamma * Sigma) lies below the bound, and close for small gamma."""
     stored, dense = covariances(case)[form]
     head, count = case.head, 200_000
     g = torch.Generator().manual_seed(0)
@@ -146,7 +151,10 @@ def test_hard_loss(case, label, tau):
 def test_old_loss_is_one_mean_over_both_kinds(case):
     config = MethodConfig()
     both = torch.cat(
-        [explicit_losses(case.head, case.draw, 1.0), hard_losses(case.head, case.draw, case.z, case.nodes, config)]
+        [
+            explicit_losses(case.head, case.draw, 1.0),
+            hard_losses(case.head, case.draw, case.z, case.nodes, config),
+        ]
     )
     assert torch.equal(old_loss(case.head, case.draw, case.z, case.nodes, config), both.mean())
     plain = dataclasses.replace(config, hardness=False)
@@ -162,7 +170,10 @@ def test_old_loss_reaches_the_head_only(case, proto_aug):
 
 
 def test_kd_loss(case):
-    rows = [math.sqrt(sum(float(a - b) ** 2 for a, b in zip(x, y, strict=True))) for x, y in zip(case.z, case.teacher, strict=True)]
+    rows = [
+        math.sqrt(sum(float(a - b) ** 2 for a, b in zip(x, y, strict=True)))
+        for x, y in zip(case.z, case.teacher, strict=True)
+    ]
     assert float(kd_loss(case.z, case.teacher, "mean")) == pytest.approx(sum(rows) / len(rows), rel=1e-12)
     whole = math.sqrt(sum(row**2 for row in rows))
     assert float(kd_loss(case.z, case.teacher, "batch")) == pytest.approx(whole, rel=1e-12)

@@ -68,7 +68,11 @@ def test_the_folder_holds_a_model_a_task_and_no_image(finished):
     folder = finished[0] / "seed_0"
     for task, seen in enumerate((4, 7, 10)):
         part = folder / f"task_{task:02d}"
-        assert {p.name for p in part.iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "head.safetensors"}
+        assert {p.name for p in part.iterdir()} == {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "head.safetensors",
+        }
         assert load_file(part / "head.safetensors")["weight"].shape == (4 * seen, 192)
         adapter = load_file(part / "adapter_model.safetensors")
         assert sum(t.numel() for t in adapter.values()) == 18_432
@@ -85,7 +89,12 @@ def test_pictures_and_tables(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     rows = (folder / "seed_0" / "accuracy_matrix.csv").read_text().splitlines()
     assert rows[0] == "after_task,task_0,task_1,task_2,all_seen" and len(rows) == 4
-    for text in ("training 18,432 of 2,839,104 backbone weights (0.65%", "after task 3", "forgetting", "2 runs, mean"):
+    for text in (
+        "training 18,432 of 2,839,104 backbone weights (0.65%",
+        "after task 3",
+        "forgetting",
+        "2 runs, mean",
+    ):
         assert text in said
 
 
@@ -135,7 +144,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 def test_class_orders_in_one_call(tiny, tmp_path):
     config = tiny(
-        class_order_seeds=[1, 2], task_sizes=[5, 5], max_train_per_class=2, preset="finetune", output_dir=str(tmp_path)
+        class_order_seeds=[1, 2],
+        task_sizes=[5, 5],
+        max_train_per_class=2,
+        preset="finetune",
+        output_dir=str(tmp_path),
     )
     results = train(config, lambda text: None)
     orders = [run["classes"] for run in results["runs"].values()]

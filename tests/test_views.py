@@ -21,7 +21,7 @@ def test_rows_are_the_rotations_of_each_image_in_turn():
 
 def test_rotation_after_the_resize_equals_resize_after_the_rotation():
     images = torch.rand(2, 3, 8, 8)
-    resize = lambda x: torch.nn.functional.interpolate(x, (20, 20), mode="bilinear")  # noqa: E731
+    resize = lambda x: torch.nn.functional.interpolate(x, (20, 20), mode="bilinear")
     assert torch.allclose(rotate(resize(images), 4), resize(rotate(images, 4)), atol=1e-6)
 
 
