@@ -315,8 +315,8 @@ class Config:
         orders = self.scenario.class_order or self.scenario.class_order_seed is not None
         if self.training.class_order_seeds and orders:
             raise PassloraError("class_order_seeds chooses the order: leave out class_order and class_order_seed")
-        if self.model.model_name_or_path == "passlora/resnet18" and self.model.lora_r > 0:
-            raise PassloraError("passlora/resnet18 is trained from scratch: set --lora_r 0")
+        if self.model.model_name_or_path == "passlora/resnet18" and (self.model.lora_r > 0 or self.model.pretrained):
+            raise PassloraError("passlora/resnet18 is trained from scratch: set --lora_r 0 and --pretrained false")
         is_file = self.model.model_name_or_path.endswith((".safetensors", ".pth", ".pt", ".bin"))
         if is_file and self.model.model_architecture is None:
             raise PassloraError(

@@ -79,6 +79,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"model_name_or_path": "x.pth"}, "--model_architecture"),
         ({"model_architecture": "deit_small_patch16_224"}, "local checkpoint file"),
         ({"model_name_or_path": "passlora/resnet18"}, "--lora_r 0"),
+        ({"model_name_or_path": "passlora/resnet18", "lora_r": 0}, "--pretrained false"),
         ({"lora_target_modules": "("}, "not a valid regex"),
         ({"seeds": [1, 1]}, "each seed once"),
         ({"seeds": [1], "class_order_seeds": [2]}, "not both"),

@@ -159,6 +159,7 @@ def test_resnet18_trains_whole_with_a_copied_teacher(tiny, accelerator):
     config = tiny(
         model_name_or_path="passlora/resnet18",
         lora_r=0,
+        pretrained=False,
         max_train_per_class=2,
         temperature=0.1,
         kd_reduction="batch",
@@ -232,3 +233,18 @@ def test_large_images_can_be_learnt(image_tree, tiny, accelerator):
     learner, images, _, logs = learn_two(config, accelerator)
     assert not images.is_small
     assert np.isfinite(logs[-1].losses["total"]) and learner.memory.num_classes == 3
+
+
+def test_a_deit_small_step_at_224_px_reaches_adapter_and_head_only(image_tree, tiny, accelerator):
+    root = image_tree(count=1, classes=("ant", "bee"), size=(32, 32), splits=("train", "test"))
+    config = tiny(
+        dataset_name=str(root), task_sizes=[1, 1], model_name_or_path="deit_small_patch16_224", pretrained=False
+    )
+    learner, images, labels = learner_with_data(config, accelerator)
+    learner.learn(task_data(config, images, labels, [0]), 1)
+    before = state(learner)
+    learner.learn(task_data(config, images, labels, [1]), 1)
+    after = state(learner)
+    changed = {n for n in before if "head." not in n and ".teacher." not in n and not torch.equal(before[n], after[n])}
+    assert changed and all(".attn.qkv.lora_" in name and ".default." in name for name in changed)
+    assert learner.network.backbone.image_size == 224 and learner.memory.means.shape == (8, 384)
