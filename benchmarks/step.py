@@ -58,7 +58,7 @@ def main() -> None:
         losses = learner._losses(network, batch, data, options.batch, torch.Generator().manual_seed(0))
         losses.total.backward()
         optimizer.step()
-        return float(losses.total)
+        return losses.total.item()
 
     step()
     seconds = []

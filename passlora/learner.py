@@ -120,7 +120,7 @@ class Learner:
                 schedule.step()
             history.append(torch.stack([getattr(losses, term).detach() for term in LOSS_NAMES]))
             if not bar.disable and (last or step % 20 == 0):  # the loss leaves the device only to be looked at
-                bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {float(losses.total):.3f}")
+                bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {losses.total.item():.3f}")
             bar.update()
             if last:
                 on_epoch(epoch_log(self.task, epoch, learning_rate, history))

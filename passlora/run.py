@@ -170,10 +170,12 @@ class Stream:
                 store.save_task(folder, learner, task)
                 store.write_json(folder / store.RESULTS, results)
             self.say(f"{label}: {describe_stage(stages, self.scenario, task)}, {time.perf_counter() - began:.0f} s")
-        self.say(
-            f"{name}: prototypes {learner.memory.num_entries:,} numbers ({learner.memory.num_bytes / 1024:.0f} kB), "
-            f"radius {learner.memory.radius:.3f}"
-        )
+        if config.method.proto_aug != "none":
+            memory = learner.memory
+            self.say(
+                f"{name}: remembers {memory.num_classes} classes by {memory.num_entries:,} numbers "
+                f"({memory.num_bytes / 1024:.0f} kB), radius {memory.radius:.3f}"
+            )
         return results
 
 

@@ -33,7 +33,7 @@ def cross_entropy(logits, node):
 
 def logits_of(head, z):
     return [
-        float(sum(w * x for w, x in zip(row, z, strict=True)) + b)
+        sum(float(w) * float(x) for w, x in zip(row, z, strict=True)) + float(b)
         for row, b in zip(head.weight, head.bias, strict=True)
     ]
 
