@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import time
@@ -32,6 +33,8 @@ def train(config: Config, say: Say = print) -> dict[str, Any]:
     if accelerator.is_main_process:
         store.claim(folder, config.training.overwrite_output_dir)
         store.write_yaml(folder / store.CONFIG, config.flat())
+        if config.training.report_to != "none":
+            accelerator.init_trackers("logs", config={key: str(value) for key, value in config.flat().items()})
     else:
         say = silent
     variants = seed_variants(config)
@@ -58,6 +61,8 @@ def silent(message: str) -> None:
 def make_accelerator(config: Config, folder: Path) -> Accelerator:
     training = config.training
     tracker = None if training.report_to == "none" else training.report_to
+    if tracker and importlib.util.find_spec(tracker) is None:
+        raise PassloraError(f"report_to {tracker} needs its package: pip install {tracker}")
     try:
         accelerator = Accelerator(mixed_precision=training.mixed_precision, log_with=tracker, project_dir=str(folder))
     except ValueError as error:  # fp16 on a CPU, for one
@@ -68,8 +73,6 @@ def make_accelerator(config: Config, folder: Path) -> Accelerator:
             f"{world} processes were launched but accelerate sees {accelerator.num_processes}: on CPU use "
             "recipes/accelerate_configs/cpu_2proc.yaml, as docs/recipes.md shows"
         )
-    if tracker:
-        accelerator.init_trackers("passlora", config={k: str(v) for k, v in config.flat().items()})
     return accelerator
 
 

@@ -27,6 +27,7 @@ OURS = (
     "seed_*",
     "order_*",
     "compare",
+    "logs",
     "*.png",
     RESULTS,
     LOG,

@@ -130,3 +130,24 @@ def test_bad_data_is_one_sentence_from_the_command_line(capsys, image_tree, tmp_
         capsys, "train", "--dataset_name", str(root), "--num_tasks", "3", "--output_dir", str(tmp_path / "o")
     )
     assert code == 2 and "dog/2.png" in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_mixed_precision_and_a_tracker(tmp_path):
+    pytest.importorskip("tensorboard")
+    command = [
+        *[sys.executable, "-m", "passlora", "train", "--task_sizes", "5", "5", "--num_train_epochs", "1"],
+        *["--max_train_per_class", "2", "--max_test_per_class", "1", "--compare", "none", "--output_dir", "out"],
+        *["--mixed_precision", "bf16", "--report_to", "tensorboard"],
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    logs = [json.loads(line) for line in (tmp_path / "out/training_log.jsonl").read_text().splitlines()]
+    assert all(0 < log["losses"]["total"] < 1000 for log in logs)
+    assert list((tmp_path / "out/logs").glob("events*"))
+
+
+def test_a_tracker_that_is_not_installed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = call(capsys, "train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
+    assert code == 2 and "pip install wandb" in err
