@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .config import Config
+from .config import load as load_config
 from .errors import PassloraError
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from .run import train
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Learner", "PassloraError", "__version__", "train"]
+__all__ = ["Config", "Learner", "PassloraError", "__version__", "load_config", "train"]
 
 
 def __getattr__(name: str) -> Any:
