@@ -34,7 +34,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.image_size = image_size
         self.mean, self.std = stats
-        self.feature_dim: int = network.num_features  # type: ignore[assignment]
+        # Some networks widen their features before the classifier.
+        self.feature_dim = int(getattr(network, "head_hidden_size", None) or network.num_features)  # type: ignore[arg-type]
         self.has_lora = config.lora_r > 0
         self.body: Any = add_lora(network, config) if self.has_lora else network
         self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()
@@ -170,8 +171,8 @@ def load_checkpoint(network: Any, path: Path) -> None:
             state = state[key]
     tensors = {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}
     classifier = ("head.", "head_dist.", "fc.", "classifier.", "pre_logits.")
-    tensors = {key: value for key, value in tensors.items() if not key.startswith(classifier)}
     own = network.state_dict()
+    tensors = {key: value for key, value in tensors.items() if key in own or not key.startswith(classifier)}
     missing = sorted(own.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - own.keys())
     misshapen = [key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape]
@@ -228,6 +229,8 @@ def add_lora(network: Any, config: ModelConfig) -> Any:
             f"lora_target_modules {config.lora_target_modules!r} also matches the patch embedding "
             f"({embedding[0]}); anchor it, as in {LORA_TARGETS['attn']!r}"
         )
+    if {name for name, _ in network.named_modules() if name and re.fullmatch(pattern, name)} != set(matched):
+        pattern = "|".join(map(re.escape, matched))  # the pattern also matches containers, which peft refuses
     lora = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha if config.lora_alpha is not None else config.lora_r,  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """From rows to batches: decode once or by workers, plan who reads what, augment on the device.
 
-Every random choice is drawn for the *global* batch from a generator that depends on (seed, task, epoch, step) alone;
-each process then takes its share. So one process and many see the same images with the same augmentation, and any
-step can be reproduced without replaying the ones before it.
+Every random choice is drawn for the *global* batch from a generator that depends on (seed, task, epoch) alone; each
+process then takes its share. So one process and many see the same images with the same augmentation.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from .config import DataConfig
 from .data import Split
+from .errors import PassloraError
 from .progress import progress
 
 SMALL_SIDE = 64  # images up to this side are decoded once and kept as uint8
@@ -27,7 +27,7 @@ UNIFORMS = 6  # random numbers an image: the crop's top, left, area and shape, t
 
 
 def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for each key, such as ("draw", seed, task, step)."""
+    """A generator of its own for each key, such as ("draws", seed, task)."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -48,6 +48,10 @@ class Batch:
     rows: np.ndarray  # this process's rows
     batch_rows: np.ndarray
 
+    def pin_memory(self) -> Batch:
+        """Called by the loader's pinning thread, so that copies to a GPU overlap with computation."""
+        return Batch(self.images.pin_memory(), self.uniforms, self.rows, self.batch_rows)
+
 
 class Images:
     """The images of a split as uint8 tensors, by plan."""
@@ -63,7 +67,13 @@ class Images:
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitems__(self, plan: Plan) -> Batch:
+    def __getitems__(self, plan: Plan) -> Batch | PassloraError:
+        try:
+            return self._read(plan)
+        except PassloraError as error:  # a worker would turn it into a traceback: `batches` raises it
+            return error
+
+    def _read(self, plan: Plan) -> Batch:
         if self.cache is not None:
             images = self.cache[torch.from_numpy(plan.rows)]
         else:
@@ -74,15 +84,20 @@ class Images:
             images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
         return Batch(images, plan.uniforms, plan.rows, plan.batch_rows)
 
-    def loader(self, plans: TrainPlans | list[Plan]) -> DataLoader:
+    def batches(self, plans: TrainPlans | list[Plan]) -> Iterator[Batch]:
+        """The batches of the plans; large images are decoded by workers, ahead of their use."""
         workers = 0 if self.is_small else self.config.dataloader_num_workers
-        return DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self,  # type: ignore[arg-type]
             batch_sampler=plans,  # type: ignore[arg-type]
             collate_fn=whole,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
         )
+        for batch in loader:
+            if isinstance(batch, PassloraError):
+                raise batch
+            yield batch
 
     def augment(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """On the device: crop with padding (small images only: large ones are cut while decoding), flip, brightness."""

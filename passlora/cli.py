@@ -151,7 +151,9 @@ def train(config: Config) -> None:
 
     run_training(config)
     if is_first_process():
-        print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, one task_NN folder a task")
+        runs = config.training.seeds or config.training.class_order_seeds
+        where = "one folder a run" if runs else "one task_NN folder a task"
+        print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, {where}")
         print(f"again: passlora train --config {folder / store.CONFIG} --output_dir {folder}-again")
 
 

@@ -19,6 +19,7 @@ from .errors import PassloraError, nearest
 
 Preset = Literal["pass++", "pass", "lwf-kd", "finetune"]
 Inference = Literal["multiview", "single", "vanilla", "ncm"]
+ROTATED_INFERENCE = ("multiview", "vanilla")
 NUM_ROTATIONS = 4
 
 # A preset is a configuration, never a subclass. PASS++ is what the defaults spell.
@@ -167,6 +168,8 @@ class ScenarioConfig:
                 raise PassloraError("task_sizes says it all: leave out num_tasks and base_classes")
         if self.base_classes is not None and self.protocol != "half-base":
             raise PassloraError("base_classes belongs to --protocol half-base")
+        if self.class_order_seed is not None:
+            between("class_order_seed", self.class_order_seed, 0, 2**32 - 1)
         if self.class_order is not None and self.class_order_seed is not None:
             raise PassloraError("give either class_order or class_order_seed, not both")
 
@@ -210,7 +213,7 @@ class MethodConfig:
             raise PassloraError("hardness needs prototypes: set --hardness false, or a --proto_aug")
         if not self.sst:
             for mode in (self.inference, *self.extra_inference):
-                if mode in ("multiview", "vanilla"):
+                if mode in ROTATED_INFERENCE:
                     raise PassloraError(f"inference {mode} needs rotations: set --inference single, or --sst true")
             if self.prototype_views != 1:
                 raise PassloraError("prototype_views 4 needs rotations: set --prototype_views 1, or --sst true")
@@ -262,10 +265,10 @@ class TrainingConfig:
         above("lr_decay", self.lr_decay, 0)
         for seed in (self.seed, *(self.seeds or []), *(self.class_order_seeds or [])):
             between("seed", seed, 0, 2**32 - 1)
-        for name in ("seeds", "class_order_seeds"):
+        for name in ("seeds", "class_order_seeds", "compare"):
             given = getattr(self, name)
             if given is not None and len(set(given)) != len(given):
-                raise PassloraError(f"{name}: each seed once, got {given}")
+                raise PassloraError(f"{name}: each one once, got {' '.join(map(str, given))}")
         if self.seeds and self.class_order_seeds:
             raise PassloraError("give either seeds or class_order_seeds, not both")
 
@@ -304,9 +307,8 @@ class Config:
         return Config.make(**{**self.given, **changes})
 
     def as_preset(self, preset: str) -> Config:
-        """The same request under another preset: whatever that preset decides, it decides."""
-        kept = {k: v for k, v in self.given.items() if k not in PRESETS[preset] and k not in SWITCHES}
-        return Config.make(**{**kept, "preset": preset, "compare": []})
+        """The same request under another preset."""
+        return Config.make(**{**under_preset(self.given, preset), "compare": []})
 
     def check(self) -> None:
         """Combinations across groups that cannot work."""
@@ -325,7 +327,7 @@ class Config:
             )
         if self.model.model_architecture is not None and not is_file:
             raise PassloraError("model_architecture goes with a local checkpoint file as model_name_or_path")
-        if self.training.compare and self.method.preset in self.training.compare:
+        if self.method.preset in self.training.compare:
             raise PassloraError(f"compare: {self.method.preset} is the run itself")
 
 
@@ -336,9 +338,6 @@ GROUPS: dict[str, type] = {
     "method": MethodConfig,
     "training": TrainingConfig,
 }
-
-# The switches that tell one preset from another: a comparison run takes all of them from its preset.
-SWITCHES = sorted({name for preset in PRESETS.values() for name in preset if name != "kd_weight"} | {"extra_inference"})
 
 
 @dataclass(frozen=True)
@@ -371,6 +370,9 @@ def load(path: str | None, overrides: Mapping[str, Any]) -> Config:
     """A recipe with the command line on top; without recipe and dataset, the embedded default run."""
     if path is not None:
         base = read_yaml(path)
+        if "preset" in overrides:
+            preset = coerce("preset", overrides["preset"], FIELDS["preset"].type)
+            base = under_preset(base, preset)
     elif "dataset_name" in overrides:
         base = {}
     else:
@@ -380,6 +382,20 @@ def load(path: str | None, overrides: Mapping[str, Any]) -> Config:
         if overrides.get("preset") in base["compare"]:
             base.pop("compare")  # no run beside itself
     return Config.make(**{**base, **overrides})
+
+
+def under_preset(given: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """A request moved to another preset: what either preset decides goes, what the user chose beside them stays.
+
+    A resolved configuration names every switch; those with the old preset's own value were not a choice.
+    """
+    old = PRESETS.get(str(given.get("preset", "pass++")), {})
+    new = PRESETS[preset]
+    kept = {k: v for k, v in given.items() if k not in new and not (k in old and old[k] == v)}
+    if "extra_inference" in kept and not new.get("sst", True):
+        extra = coerce("extra_inference", kept["extra_inference"], FIELDS["extra_inference"].type)
+        kept["extra_inference"] = [mode for mode in extra if mode not in ROTATED_INFERENCE]
+    return {**kept, "preset": preset}
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -401,7 +417,7 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
     options = typing.get_args(kind)
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+        if value is None or value == ["none"] or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
         (inner,) = (option for option in options if option is not type(None))
         return coerce(name, value, inner)
@@ -432,7 +448,7 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
             number = kind(value)
             if number == float(value) and number not in (float("inf"), float("-inf")):
                 return number
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     wanted = "a whole number" if kind is int else "a number"
     raise PassloraError(f"{name} must be {wanted}, got {value!r}")

@@ -134,6 +134,11 @@ def image_folder(config: DataConfig, root: Path, seed: int) -> Dataset:
     """`root/<split>/<class>/*`, or `root/<class>/*` and then a hold-out."""
     train_root = root / config.dataset_train_split
     if not train_root.is_dir():
+        asked = config.dataset_train_split != "train" or config.dataset_test_split is not None
+        found = [name for name in ("train", *TEST_SPLITS) if (root / name).is_dir()]
+        if asked or found:
+            has = f"; it has {', '.join(found)}" if found else ""
+            raise PassloraError(f"{root} has no folder {config.dataset_train_split!r} to train on{has}")
         whole, names = read_folder(root, None)
         train, test = hold_out(whole, config.test_fraction, seed)
         return Dataset(root.name, train, test, names)
@@ -214,15 +219,15 @@ def read_tables(config: DataConfig, path: Path) -> Any:
     kinds = {f.suffix for f in files}
     if len(kinds) > 1:
         raise PassloraError(f"{path} mixes parquet and arrow files: keep one kind")
-    known = [
-        config.dataset_train_split,
-        *([config.dataset_test_split] if config.dataset_test_split else TEST_SPLITS),
-    ]
+    known = [config.dataset_train_split, config.dataset_test_split, *TEST_SPLITS]
     splits: dict[str, list[str]] = {}
     for file in files:
         parts = file.relative_to(path).parts if path.is_dir() else (file.name,)
-        split = next((s for s in known for part in parts if part.startswith(s)), config.dataset_train_split)
+        split = next((s for s in known for part in parts if s and part.startswith(s)), "")
         splits.setdefault(split, []).append(str(file))
+    if list(splits) == [""]:  # no file says what it is for: all are for training
+        splits = {config.dataset_train_split: splits[""]}
+    splits.pop("", None)
     try:
         return datasets.load_dataset(kinds.pop()[1:], data_files=splits)
     except Exception as error:  # datasets raises many types of its own
@@ -267,8 +272,11 @@ def from_table(config: DataConfig, tables: Any, seed: int) -> Dataset:
             for column in (image, label):
                 if column not in table.features:
                     raise PassloraError(f"split {name!r} has no column {column!r}")
-        labels = read_labels(table, label, names)
-        table = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        labels = read_labels(table, label, names, name)
+        try:
+            table = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        except Exception as error:  # datasets and arrow raise many types of their own
+            raise PassloraError(f"column {image!r} does not hold images: {root_cause(error)}") from error
         return Split(TableRows(table, image, f"{config.dataset_name}, split {name}"), labels)
 
     train = split(config.dataset_train_split)
@@ -320,6 +328,8 @@ def label_names(table: Any, column: str) -> list[str]:
     feature = table.features[column]
     if hasattr(feature, "names"):
         return list(feature.names)
+    if not is_label_feature(feature):
+        raise PassloraError(f"label_column {column!r} holds {feature}, not class names or whole numbers")
     values = table[column][:]
     if any(value is None for value in values):
         raise PassloraError(f"column {column!r} has rows without a label")
@@ -328,14 +338,17 @@ def label_names(table: Any, column: str) -> list[str]:
     return [str(label) for label in range(max(values, default=-1) + 1)]
 
 
-def read_labels(table: Any, column: str, names: list[str]) -> np.ndarray:
+def read_labels(table: Any, column: str, names: list[str], split: str) -> np.ndarray:
     values = table[column][:]
     if values and isinstance(values[0], str):
         index = {name: i for i, name in enumerate(names)}
-        unknown = sorted({value for value in values if value not in index})
-        if unknown:
-            raise PassloraError(f"the training split has no class {unknown[0]!r}")
-        values = [index[value] for value in values]
+        values = [index.get(value, value) for value in values]
+    wrong = [value for value in values if not isinstance(value, int) or not 0 <= value < len(names)]
+    if wrong:
+        raise PassloraError(
+            f"split {split!r} has the label {wrong[0]!r}, which is none of the training split's {len(names)} classes "
+            "(is it unlabelled? choose another with --dataset_test_split)"
+        )
     return np.array(values, dtype=np.int64)
 
 

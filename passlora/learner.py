@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast, set_seed
 from torch import Tensor
 
 from .backbone import make_backbone
 from .batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
 from .config import Config, TrainingConfig
+from .errors import PassloraError
 from .memory import Memory, Statistics
 from .network import Network
 from .objective import Losses, objective
@@ -105,7 +106,7 @@ class Learner:
         history: list[Tensor] = []
         model.train()
         bar = progress(total=len(plans), desc=name, unit="step")
-        for step, batch in enumerate(data.images.loader(plans)):
+        for step, batch in enumerate(data.images.batches(plans)):
             epoch, step_in_epoch = divmod(step, plans.steps_per_epoch)
             last = step_in_epoch == plans.steps_per_epoch - 1
             group, group_size = groups[step_in_epoch]
@@ -127,6 +128,8 @@ class Learner:
                 history = []
         bar.close()
         self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        for buffer in self.network.buffers():  # batch statistics are a process's own until its next forward
+            buffer.copy_(broadcast(buffer))
         accelerator.free_memory()
         self.network.eval()
 
@@ -143,7 +146,7 @@ class Learner:
                 z_teacher = self._whole_batch(backbone.teacher(x).float(), count)
         if self.memory.num_classes and method.proto_aug != "none":
             draw = self.memory.draw(draw_count, draws, with_noise=method.proto_aug == "explicit")
-        z = self._whole_batch(model(x).float(), count)
+        z = self._whole_batch(run_student(model, x), count)
         classes = torch.from_numpy(data.classes[batch.batch_rows]).to(device, non_blocking=True)
         return objective(self.network.head, z, nodes(classes, method.num_views), draw, z_teacher, method)
 
@@ -177,7 +180,7 @@ class Learner:
         statistics = Statistics(
             views * new_classes, self.network.backbone.feature_dim, method.covariance == "full", exact
         )
-        for batch in progress(data.images.loader(plans), desc="remembering", unit="batch"):
+        for batch in progress(data.images.batches(plans), desc="remembering", unit="batch"):
             images = batch.images.to(accelerator.device, non_blocking=True)
             if batch.uniforms is not None:
                 images = data.images.augment(images, batch.uniforms)
@@ -203,15 +206,26 @@ class Learner:
         )
         counts = torch.zeros(len(modes), k * k, dtype=torch.int64, device=accelerator.device)
         self.network.eval()
-        for batch in progress(data.images.loader(plans), desc="testing", unit="batch"):
+        for batch in progress(data.images.batches(plans), desc="testing", unit="batch"):
             images = batch.images.to(accelerator.device, non_blocking=True)
             truth = torch.from_numpy(data.classes[batch.rows]).to(accelerator.device, non_blocking=True)
-            with accelerator.autocast():
-                scores = self.network.scores(images, modes, self.memory)
+            scores = self.network.scores(images, modes, self.memory, accelerator.autocast())
             for row, mode in enumerate(modes):
                 counts[row] += torch.bincount(truth * k + scores[mode].argmax(dim=1), minlength=k * k)
         counts = accelerator.reduce(counts, reduction="sum")
         return {mode: counts[row].view(k, k).cpu().numpy() for row, mode in enumerate(modes)}
+
+
+def run_student(model: Any, x: Tensor) -> Tensor:
+    try:
+        return model(x).float()
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise PassloraError(
+            "a batch of one image is too small for this backbone's batch normalisation: "
+            "choose another --per_device_train_batch_size"
+        ) from error
 
 
 def accumulation_groups(steps: int, size: int) -> list[tuple[int, int]]:

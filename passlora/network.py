@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .backbone import Backbone
+from .config import ROTATED_INFERENCE
 from .head import Head
 from .memory import Memory
 from .views import class_scores, rotate
@@ -34,11 +38,21 @@ class Network(nn.Module):
         return [p for p in self.parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def scores(self, images: Tensor, modes: list[str], memory: Memory | None = None) -> dict[str, Tensor]:
-        """Class scores of uint8 images under each inference mode, from one pass; higher is likelier."""
+    def scores(
+        self,
+        images: Tensor,
+        modes: list[str],
+        memory: Memory | None = None,
+        precision: AbstractContextManager[Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """Class scores of uint8 images under each inference mode, from one pass; higher is likelier.
+
+        `precision` (an autocast) covers the backbone alone: logits are float32, so that near ties stay apart.
+        """
         x = self.backbone.prepare(images)
-        views = self.num_views if any(mode in ("multiview", "vanilla") for mode in modes) else 1
-        z = self(rotate(x, views)).float()
+        views = self.num_views if any(mode in ROTATED_INFERENCE for mode in modes) else 1
+        with precision or nullcontext():
+            z = self(rotate(x, views)).float()
         logits = self.head(z)
         scores = {}
         for mode in modes:

@@ -48,7 +48,7 @@ def implicit_losses(head: Head, draw: Draw, tau: float, gamma: float) -> Tensor:
 def quadratic_form(weight: Tensor, nodes: Tensor, covariance: Tensor) -> Tensor:
     """(phi_c - phi_c0)^T Sigma_b (phi_c - phi_c0) for each drawn node c0 = nodes[b] and each node c: (B, nodes).
 
-    The square is multiplied out, so that no (B, nodes, d) tensor is made.
+    The square is multiplied out, so that only the full form makes a (B, nodes, d) tensor.
     """
     own = weight[nodes]
     if covariance.dim() == 0:  # Sigma = r^2 I

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 
 from . import __version__, figures, metrics, store
 from .batches import Images
@@ -34,7 +35,7 @@ def train(config: Config, say: Say = print) -> dict[str, Any]:
         store.claim(folder, config.training.overwrite_output_dir)
         store.write_yaml(folder / store.CONFIG, config.flat())
         if config.training.report_to != "none":
-            accelerator.init_trackers("logs", config={key: str(value) for key, value in config.flat().items()})
+            accelerator.init_trackers("passlora", config={key: str(value) for key, value in config.flat().items()})
     else:
         say = silent
     variants = seed_variants(config)
@@ -64,7 +65,8 @@ def make_accelerator(config: Config, folder: Path) -> Accelerator:
     if tracker and importlib.util.find_spec(tracker) is None:
         raise PassloraError(f"report_to {tracker} needs its package: pip install {tracker}")
     try:
-        accelerator = Accelerator(mixed_precision=training.mixed_precision, log_with=tracker, project_dir=str(folder))
+        project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder / "logs"))
+        accelerator = Accelerator(mixed_precision=training.mixed_precision, log_with=tracker, project_config=project)
     except ValueError as error:  # fp16 on a CPU, for one
         raise PassloraError(f"accelerate refuses these settings: {error}") from error
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -146,11 +148,12 @@ class Stream:
         matrices: dict[str, metrics.Matrix] = {mode: [] for mode in modes}
         stages: dict[str, list[float]] = {mode: [] for mode in modes}
         results: dict[str, Any] = {}
+        log = Log(folder, f"seed_{config.training.seed}/{name}", self.accelerator)
         for task in range(self.scenario.num_tasks):
             began = time.perf_counter()
             train, test = self.data(task, learner.network.backbone.image_size, config)
             label = f"{name} task {task + 1}/{self.scenario.num_tasks}"
-            learner.learn(train, self.scenario.task_sizes[task], Log(folder, name, self.accelerator), label)
+            learner.learn(train, self.scenario.task_sizes[task], log, label)
             for mode, confusion in learner.confusion(test, modes).items():
                 matrices[mode].append(metrics.matrix_row(confusion, self.scenario, task))
                 stages[mode].append(metrics.accuracy(confusion, range(self.scenario.seen(task))))
@@ -187,13 +190,16 @@ class Log:
 
     def __init__(self, folder: Path, name: str, accelerator: Accelerator) -> None:
         self.folder, self.name, self.accelerator = folder, name, accelerator
+        self.epochs = 0  # over all tasks
 
     def __call__(self, log: EpochLog) -> None:
         if not all(np.isfinite(list(log.losses.values()))):
             raise PassloraError(
                 f"the loss is no longer finite in task {log.task + 1}, epoch {log.epoch + 1}: lower --learning_rate"
             )
-        self.accelerator.log({f"{self.name}/task_{log.task:02d}/{k}": v for k, v in log.losses.items()}, step=log.epoch)
+        values = {**log.losses, "task": log.task, "learning_rate": log.learning_rate}
+        self.accelerator.log({f"{self.name}/{key}": value for key, value in values.items()}, step=self.epochs)
+        self.epochs += 1
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / store.LOG, "a", encoding="utf-8") as file:

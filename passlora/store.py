@@ -28,7 +28,8 @@ OURS = (
     "order_*",
     "compare",
     "logs",
-    "*.png",
+    "accuracy.png",
+    "accuracy_matrix.png",
     RESULTS,
     LOG,
     PROTOTYPES,
@@ -110,12 +111,15 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
 
 def save_task(folder: Path, learner: Learner, task: int) -> None:
     """The model after `task`: its adapter (or, trained whole, its backbone) and head; and all prototypes so far."""
-    target = folder / f"task_{task:02d}"
+    folder.mkdir(parents=True, exist_ok=True)
     backbone = learner.network.backbone
-    if backbone.has_lora:
-        backbone.body.save_pretrained(str(target), selected_adapters=["default"], save_embedding_layers=False)
-        (target / "README.md").unlink(missing_ok=True)  # peft's template
-    else:
-        write_tensors(target / "backbone.safetensors", backbone.body.state_dict())
-    write_tensors(target / HEAD, learner.network.head.state_dict())
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".task-") as name:
+        target = Path(name) / "task"
+        if backbone.has_lora:
+            backbone.body.save_pretrained(str(target), selected_adapters=["default"], save_embedding_layers=False)
+            (target / "README.md").unlink(missing_ok=True)  # peft's template
+        else:
+            write_tensors(target / "backbone.safetensors", backbone.body.state_dict())
+        write_tensors(target / HEAD, learner.network.head.state_dict())
+        os.replace(target, folder / f"task_{task:02d}")
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())

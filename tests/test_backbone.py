@@ -130,6 +130,27 @@ def test_any_timm_model():
     assert make_backbone(config)(torch.zeros(2, 3, 64, 64)).shape == (2, 192)
 
 
+def test_a_network_that_widens_its_features():
+    config = ModelConfig(model_name_or_path="mobilenetv3_small_100", pretrained=False, lora_r=0, image_size=64)
+    backbone = make_backbone(config).eval()
+    assert backbone(torch.zeros(1, 3, 64, 64)).shape == (1, backbone.feature_dim)
+
+
+def test_a_pattern_that_also_matches_containers():
+    backbone = make_backbone(ModelConfig(lora_target_modules=r".*\.attn(\..*)?"))
+    adapted = {name.split(".lora_")[0].split(".")[-1] for name, p in backbone.named_parameters() if p.requires_grad}
+    assert adapted == {"qkv", "proj"}
+
+
+def test_a_local_checkpoint_with_weights_under_the_classifiers_name(tmp_path):
+    torch.manual_seed(0)
+    state = timm.create_model("convnext_atto", num_classes=7).state_dict()  # keeps head.norm without classifier
+    save_file(state, tmp_path / "w.safetensors")
+    path = str(tmp_path / "w.safetensors")
+    config = ModelConfig(model_name_or_path=path, model_architecture="convnext_atto", lora_r=0)
+    assert torch.equal(make_backbone(config).body.head.norm.weight, state["head.norm.weight"])
+
+
 def test_images_are_resized_and_normalised(mini):
     image = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
     x = mini.prepare(image)

@@ -119,10 +119,10 @@ def test_large_images_are_cut_to_size_by_workers(image_tree):
     made = Images(data.train, 96, DataConfig(dataloader_num_workers=2), "test")
     assert not made.is_small
     plans = TrainPlans(np.arange(12), 5, 1, (0,), 0, 1)
-    batches = list(made.loader(plans))
+    batches = list(made.batches(plans))
     assert [len(b.images) for b in batches] == [5, 5, 2]
     assert batches[0].images.shape == (5, 3, 96, 96) and batches[0].images.dtype == torch.uint8
-    again = list(Images(data.train, 96, DataConfig(dataloader_num_workers=0), "test").loader(plans))
+    again = list(Images(data.train, 96, DataConfig(dataloader_num_workers=0), "test").batches(plans))
     assert all(torch.equal(a.images, b.images) for a, b in zip(batches, again, strict=True))
 
 

@@ -122,8 +122,9 @@ def test_train_as_a_process(tmp_path):
     assert again.returncode == 2 and "add --overwrite_output_dir" in again.stderr
 
 
-def test_bad_data_is_one_sentence_from_the_command_line(capsys, image_tree, tmp_path):
-    root = image_tree()
+@pytest.mark.parametrize("size", [(40, 30), (90, 80)], ids=["decoded once", "decoded by workers"])
+def test_bad_data_is_one_sentence_from_the_command_line(size, capsys, image_tree, tmp_path):
+    root = image_tree(size=size)
     bad = root / "train" / "dog" / "2.png"
     bad.write_bytes(b"")
     code, _, err = call(
@@ -144,7 +145,7 @@ def test_mixed_precision_and_a_tracker(tmp_path):
     assert done.returncode == 0, done.stderr
     logs = [json.loads(line) for line in (tmp_path / "out/training_log.jsonl").read_text().splitlines()]
     assert all(0 < log["losses"]["total"] < 1000 for log in logs)
-    assert list((tmp_path / "out/logs").glob("events*"))
+    assert list((tmp_path / "out/logs").rglob("events*"))
 
 
 def test_a_tracker_that_is_not_installed(capsys, tmp_path, monkeypatch):

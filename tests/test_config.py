@@ -45,8 +45,36 @@ def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
     config = make(preset="pass++", num_train_epochs=3, proto_aug="implicit", kd_weight=4, compare=["pass", "finetune"])
     other = config.as_preset("pass")
     assert other.training.num_train_epochs == 3 and other.method.kd_weight == 4
-    assert other.method.proto_aug == "explicit" and not other.method.hardness and other.training.compare == []
-    assert config.as_preset("finetune").method.kd_weight == 0
+    assert other.method.proto_aug == "implicit" and not other.method.hardness and other.training.compare == []
+    plain = config.as_preset("finetune").method
+    assert (plain.kd_weight, plain.proto_aug, plain.sst) == (0, "none", False)
+    assert make(prototype_views=1, compare=["pass"]).as_preset("pass").method.prototype_views == 1
+
+
+@pytest.mark.parametrize("old", list(PRESETS))
+@pytest.mark.parametrize("new", list(PRESETS))
+def test_a_preset_on_the_command_line_wins_over_a_resolved_config(tmp_path, old, new):
+    """config.yaml names every switch; --preset must still mean that preset, alone and as a comparison."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(make(preset=old, kd_weight=0.0 if old == "finetune" else 4.0).flat()))
+    got = load(str(path), {"preset": new}).method
+    expected = make(preset=new, kd_weight={"finetune": 0.0}.get(new, 10.0 if old == "finetune" else 4.0)).method
+    assert got == expected
+    if old != new:
+        assert load(str(path), {}).as_preset(new).method == expected
+
+
+def test_a_recipes_inference_modes_fit_the_preset_of_the_command_line(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("num_tasks: 2\nextra_inference: [single, vanilla, ncm]\n")
+    assert load(str(path), {"preset": "finetune"}).method.inference_modes == ["single", "ncm"]
+    assert load(str(path), {"preset": "pass"}).method.inference_modes == ["single", "vanilla", "ncm"]
+
+
+def test_none_unsets_what_a_recipe_sets():
+    recipe = str(Path(__file__).parent.parent / "recipes/mini/digits.yaml")
+    config = load(recipe, {"task_sizes": ["none"], "num_tasks": "5", "compare": ["none"]})
+    assert config.scenario.task_sizes is None and config.training.compare == []
 
 
 def test_a_resolved_config_reads_back_as_itself(tmp_path):
@@ -81,11 +109,15 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"model_name_or_path": "passlora/resnet18"}, "--lora_r 0"),
         ({"model_name_or_path": "passlora/resnet18", "lora_r": 0}, "--pretrained false"),
         ({"lora_target_modules": "("}, "not a valid regex"),
-        ({"seeds": [1, 1]}, "each seed once"),
+        ({"seeds": [1, 1]}, "each one once"),
         ({"seeds": [1], "class_order_seeds": [2]}, "not both"),
         ({"class_order_seeds": [2], "class_order_seed": 1}, "leave out"),
         ({"compare": ["pass++"]}, "is the run itself"),
         ({"compare": ["ewc"]}, "one of"),
+        ({"compare": ["pass", "pass"]}, "each one once"),
+        ({"class_order_seed": -1}, "between 0"),
+        ({"lora_r": float("inf")}, "whole number"),
+        ({"learning_rate": 10**400}, "must be a number"),
         ({"hard_mixing": 1.5}, "between 0 and 1"),
         ({"gradient_accumulation_steps": 0}, "at least 1"),
         ({"test_fraction": 0}, "between 0 and 1"),

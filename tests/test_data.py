@@ -122,6 +122,43 @@ def test_text_labels_and_other_column_names(tmp_path):
         load(tmp_path, label_column="animals")
 
 
+def test_files_of_another_split_stay_out_of_training(tmp_path):
+    made, _ = table()
+    for name in ("train", "validation", "test"):
+        made.to_parquet(tmp_path / f"{name}-0.parquet")
+    data = load(tmp_path, dataset_test_split="validation")
+    assert (len(data.train), len(data.test)) == (6, 6)
+
+
+@pytest.mark.parametrize("bad", [-1, 2, None])
+def test_a_test_split_with_labels_of_its_own_is_refused(tmp_path, bad):
+    made, images = table()
+    made = made.cast_column("label", datasets.Value("int64"))
+    made.to_parquet(tmp_path / "train.parquet")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = {"image": images[:2], "label": [0, bad]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "test.parquet")
+    with pytest.raises(PassloraError, match=f"split 'test' has the label {bad}"):
+        load(tmp_path)
+
+
+def test_columns_of_the_wrong_kind(tmp_path):
+    made, _ = table()
+    made.add_column("weight", [0.5] * 6).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(PassloraError, match="not class names or whole numbers"):
+        load(tmp_path, label_column="weight")
+    with pytest.raises(PassloraError, match="does not hold images"):
+        load(tmp_path, image_column="weight")
+
+
+def test_a_misspelt_split_of_a_folder(image_tree):
+    root = image_tree()
+    with pytest.raises(PassloraError, match=r"no folder 'trian' to train on; it has train, test"):
+        load(root, dataset_train_split="trian")
+    with pytest.raises(PassloraError, match="no folder 'train'"):
+        load(root / "train", dataset_test_split="test")
+
+
 def test_limits_a_class():
     data = load("digits", max_train_per_class=7, max_test_per_class=3)
     assert np.bincount(data.train.labels).tolist() == [7] * 10

@@ -144,6 +144,17 @@ def test_the_two_process_recipe_of_accelerate(alone, tmp_path):
     check_equal(alone / "mean", tmp_path / "two")
 
 
+@pytest.mark.slow
+def test_batch_statistics_agree_after_a_task(tmp_path):
+    """Student and teacher of a network with batch normalisation are the same on every process."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*launch, str(Path(__file__).parent / "two_resnets.py")], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "student 0.0 teacher 0.0" in done.stdout
+
+
 def test_processes_that_do_not_find_each_other_are_refused(tiny, tmp_path, monkeypatch):
     """Two first processes would overwrite each other's files."""
     Accelerator(cpu=True)  # accelerate has made up its mind: one process

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from passlora.batches import Images
 from passlora.config import TrainingConfig
 from passlora.data import load_dataset
+from passlora.errors import PassloraError
 from passlora.learner import Learner, TaskData, accumulation_groups, lr_scale
 from passlora.views import rotate
 
@@ -131,6 +132,7 @@ SWITCHES = [
     {"sst": False, "inference": "single", "prototype_views": 1},
     {"extra_inference": ["single", "vanilla", "ncm"]},
     {"gradient_accumulation_steps": 3, "lr_scheduler_type": "cosine"},
+    {"task_sizes": [3, 7]},  # 9 images in batches of 8: a last batch of one
     {"task_sizes": [1, 9]},
     {"task_sizes": [9, 1]},
     {"max_train_per_class": 1},
@@ -171,6 +173,29 @@ def test_resnet18_trains_whole_with_a_copied_teacher(tiny, accelerator):
     assert not any(m.training for m in teacher.modules()) and not any(p.requires_grad for p in teacher.parameters())
 
 
+def test_a_last_batch_of_one_image_with_batch_normalisation(tiny, accelerator):
+    options = {"lora_r": 0, "pretrained": False, "preset": "finetune", "task_sizes": [3, 7], "max_train_per_class": 3}
+    config = tiny(model_name_or_path="passlora/resnet18", **options)
+    *_, logs = learn_two(config, accelerator)
+    assert len(logs[0].steps) == 2 and np.isfinite(logs[0].steps).all()
+    too_small = tiny(model_name_or_path="resnet18", image_size=32, **options)  # its last feature map is 1 x 1
+    with pytest.raises(PassloraError, match="choose another --per_device_train_batch_size"):
+        learn_two(too_small, accelerator)
+
+
+def test_scores_are_float32_under_mixed_precision(tiny, accelerator):
+    learner = Learner(tiny(), accelerator)
+    learner.network.grow(10)
+    images = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
+    precision = torch.autocast("cpu", dtype=torch.bfloat16)
+    scores = learner.network.scores(images, ["multiview", "single"], precision=precision)
+    exact = learner.network.scores(images, ["multiview", "single"])
+    for mode in exact:
+        assert scores[mode].dtype == torch.float32
+        assert len(scores[mode].unique()) == scores[mode].numel(), "bfloat16 logits would collide"
+        assert not torch.equal(scores[mode], exact[mode]), "the backbone did run in bfloat16"
+
+
 def test_accuracy_modes_against_loops(tiny, accelerator):
     config = tiny(extra_inference=["single", "vanilla", "ncm"], max_train_per_class=3)
     learner, images, labels, _ = learn_two(config, accelerator)
@@ -194,8 +219,12 @@ def test_accuracy_modes_against_loops(tiny, accelerator):
 
 
 def test_gradient_accumulation_averages(tiny, accelerator):
-    """Two half batches give the gradient of the whole: the same weights as one step on it (plain L_new)."""
+    """Two half batches give the gradient of the whole: the same weights as one step on it (plain L_new).
+
+    Adam forgives a gradient of another scale, its L2 term does not: both are in.
+    """
     base = {"preset": "finetune", "max_train_per_class": 4, "task_sizes": [4, 6], "num_train_epochs": 2}
+    base["weight_decay"] = 0.1
     whole = learner_with_data(tiny(**base, per_device_train_batch_size=16), accelerator)
     halves = learner_with_data(tiny(**base, per_device_train_batch_size=8, gradient_accumulation_steps=2), accelerator)
     for learner, images, labels in (whole, halves):

@@ -122,10 +122,11 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path):
 
 def test_overwriting_removes_the_runs_own_files_only(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 1")
-    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "holiday.png"):
+        (tmp_path / name).write_text("mine")
     (tmp_path / "task_00").mkdir()
     store.claim(tmp_path, overwrite=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "holiday.png"}
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
