@@ -25,7 +25,7 @@ NUM_ROTATIONS = 4
 # A preset is a configuration, never a subclass. PASS++ is what the defaults spell.
 PRESETS: dict[str, dict[str, Any]] = {
     "pass++": {},
-    "pass": {"hardness": False, "inference": "single"},
+    "pass": {"hardness": False, "prototype_views": 1, "inference": "single"},
     "lwf-kd": {
         "sst": False,
         "proto_aug": "none",

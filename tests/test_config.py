@@ -39,6 +39,7 @@ def test_presets_are_valid(preset):
     assert (method.kd_weight > 0) == (preset != "finetune")
     assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
     assert method.hardness == (preset == "pass++")
+    assert method.prototype_views == (4 if preset == "pass++" else 1)
 
 
 def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
@@ -48,7 +49,7 @@ def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
     assert other.method.proto_aug == "implicit" and not other.method.hardness and other.training.compare == []
     plain = config.as_preset("finetune").method
     assert (plain.kd_weight, plain.proto_aug, plain.sst) == (0, "none", False)
-    assert make(prototype_views=1, compare=["pass"]).as_preset("pass").method.prototype_views == 1
+    assert make(covariance="diag", compare=["pass"]).as_preset("pass").method.covariance == "diag"
 
 
 @pytest.mark.parametrize("old", list(PRESETS))
