@@ -10,10 +10,11 @@ from .errors import PassloraError
 
 if TYPE_CHECKING:
     from .learner import Learner
+    from .model import PassLora
     from .run import train
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Learner", "PassloraError", "__version__", "load_config", "train"]
+__all__ = ["Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from .run import train
 
         return train
+    if name == "PassLora":
+        from .model import PassLora
+
+        return PassLora
     if name == "Learner":
         from .learner import Learner
 

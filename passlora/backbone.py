@@ -54,14 +54,30 @@ class Backbone(nn.Module):
         if not self.has_lora:
             self._teacher = [copy.deepcopy(self.body).requires_grad_(False).eval()]
         else:
-            from peft import get_peft_model_state_dict, set_peft_model_state_dict
+            from peft import set_peft_model_state_dict
 
             if not self.has_teacher:
                 self.body.add_adapter("teacher", self.body.peft_config["default"])
-            state = get_peft_model_state_dict(self.body, adapter_name="default", save_embedding_layers=False)
-            set_peft_model_state_dict(self.body, state, adapter_name="teacher")
+            set_peft_model_state_dict(self.body, self.state(), adapter_name="teacher")
             self.body.set_adapter("default")
         self.has_teacher = True
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights that learning changes: the adapter, under stock peft's names, or the whole network."""
+        if not self.has_lora:
+            return self.body.state_dict()
+        from peft import get_peft_model_state_dict
+
+        return get_peft_model_state_dict(self.body, adapter_name="default", save_embedding_layers=False)
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """What `state` gave; names and shapes are the caller's to check."""
+        if not self.has_lora:
+            self.body.load_state_dict(tensors)
+            return
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(self.body, tensors, adapter_name="default")
 
     @torch.no_grad()
     def teacher(self, x: Tensor) -> Tensor:

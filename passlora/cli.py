@@ -19,6 +19,7 @@ start here:
   passlora train                                     the embedded digits: ten classes in four tasks, about 2 minutes
   passlora train --config recipes/mini/digits.yaml   the same, from a recipe; any flag overrides it
   accelerate launch -m passlora train --config recipes/deit_s16_lora/cifar100_t10.yaml
+  passlora predict runs/digits photo.png             ask the model that a run left
 """
 
 
@@ -52,8 +53,40 @@ def make_parser() -> Parser:
     validate.add_argument("config", metavar="RECIPE", help="the YAML file")
     add_flags(validate)
 
+    predict = commands.add_parser(
+        "predict",
+        help="name what is on images, with a trained model",
+        description="Name what is on images, with a trained model. Unreadable files are reported and skipped; the "
+        "exit code is then 1.",
+        allow_abbrev=False,
+    )
+    predict.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
+    predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
+    predict.add_argument("--top_k", type=int, default=5, help="classes to show an image (default: 5)")
+    predict.add_argument("--views", type=int, help="1, or 4 for the ensemble of rotations (default: the model's own)")
+    predict.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
+    predict.add_argument("--batch_size", type=int, default=64, help="images a step (default: 64)")
+    form = predict.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object a line")
+    form.add_argument("--csv", action="store_true", help="comma-separated values, with a header")
+    add_backbone_flag(predict)
+
+    info = commands.add_parser(
+        "info",
+        help="show a model's tasks, classes and sizes",
+        description="Show a model's tasks, classes, dates, accuracies and sizes.",
+        allow_abbrev=False,
+    )
+    info.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
+
     commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")
     return parser
+
+
+def add_backbone_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model_name_or_path", help="where the backbone's checkpoint lies, if it came from a local file"
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -99,10 +132,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         flag = unknown[0].split("=")[0]
         if flag.startswith("--"):
-            known = nearest(flag, [f"--{name}" for name in (*FIELDS, "config")])
+            known = nearest(flag, known_flags(parser, arguments.command))
             raise PassloraError(f"unknown flag {flag}{known}")
         raise PassloraError(f"unexpected argument {flag!r}")
     return arguments
+
+
+def known_flags(parser: Parser, command: str) -> list[str]:
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return [option for action in commands.choices[command]._actions for option in action.option_strings]
 
 
 def chosen_flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -131,6 +169,14 @@ def run(argv: Sequence[str] | None) -> None:
         train(load(arguments.config, chosen_flags(arguments)))
     elif arguments.command == "validate":
         validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
+    elif arguments.command == "predict":
+        from .asking import predict
+
+        sys.exit(predict(arguments))
+    elif arguments.command == "info":
+        from .asking import info
+
+        print(info(arguments.model))
     elif arguments.command == "env":
         from .environment import describe_environment
 
@@ -154,6 +200,8 @@ def train(config: Config) -> None:
         runs = config.training.seeds or config.training.class_order_seeds
         where = "one folder a run" if runs else "one task_NN folder a task"
         print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, {where}")
+        if not runs:
+            print(f"look:  passlora info {folder}\nask:   passlora predict {folder} IMAGE...")
         print(f"again: passlora train --config {folder / store.CONFIG} --output_dir {folder}-again")
 
 

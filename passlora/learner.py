@@ -66,6 +66,19 @@ class Learner:
         ).to(accelerator.device)
         self.task = 0  # tasks learnt so far
 
+    def restore(
+        self, tasks: int, backbone: dict[str, Tensor], head: dict[str, Tensor], memory: dict[str, Tensor]
+    ) -> None:
+        """Become what was saved after `tasks` tasks."""
+        self.network.head.grow(len(head["bias"]))
+        self.network.head.load_state_dict(head)
+        self.network.backbone.load_state(backbone)
+        self.memory.load_state_dict(memory, tasks)
+        self.network.eval()
+        if self.config.method.kd_weight > 0:
+            self.network.backbone.become_teacher()
+        self.task = tasks
+
     # --- learning ----------------------------------------------------------------------------------------------
 
     def learn(

@@ -68,12 +68,17 @@ class Memory:
         self.covariance, self.radius_rule = covariance, radius
         self.means = torch.zeros(0, dim)
         self.spread: Tensor | None = None if covariance == "radius" else torch.zeros(0, *[dim] * self._spread_dims)
-        self.radius = 0.0
+        self.radii: list[float] = []  # after each task
+        self.class_tasks: list[int] = []  # the task that each class came with
         self._factors: Tensor | None = None
 
     @property
     def _spread_dims(self) -> int:
         return {"radius": 0, "diag": 1, "full": 2}[self.covariance]
+
+    @property
+    def radius(self) -> float:
+        return self.radii[-1] if self.radii else 0.0
 
     @property
     def num_classes(self) -> int:
@@ -101,7 +106,8 @@ class Memory:
         device = self.means.device
         covariances = statistics.covariances()
         variances = torch.diagonal(covariances, dim1=-2, dim2=-1) if statistics.full else covariances
-        self._update_radius(variances[:: self.prototype_views].mean(dim=1))
+        self.radii.append(self._next_radius(variances[:: self.prototype_views].mean(dim=1)))
+        self.class_tasks += [len(self.radii) - 1] * (len(statistics.count) // self.prototype_views)
         if self.spread is not None:
             single = statistics.count < 2  # one image says nothing of its class's spread: use the radius
             isotropic = self.radius**2 * torch.ones(self.dim).to(covariances)
@@ -110,14 +116,15 @@ class Memory:
         self.means = torch.cat([self.means, statistics.means().to(device, torch.float32)])
         self._factors = None
 
-    def _update_radius(self, traces: Tensor) -> None:
+    def _next_radius(self, traces: Tensor) -> float:
         """`traces` are tr(Sigma_k)/d of the new classes; classes of one image (NaN) do not count."""
         known = traces[~traces.isnan()]
         if self.num_classes == 0:
-            self.radius = math.sqrt(known.mean()) if len(known) else 0.0  # Eq. 7
-        elif self.radius_rule == "running":  # Eq. 6
-            old = self.num_classes
-            self.radius = math.sqrt((old * self.radius**2 + float(known.sum())) / (old + len(known)))
+            return math.sqrt(known.mean()) if len(known) else 0.0  # Eq. 7
+        if self.radius_rule == "first":
+            return self.radius
+        old = self.num_classes
+        return math.sqrt((old * self.radius**2 + float(known.sum())) / (old + len(known)))  # Eq. 6
 
     def draw(self, count: int, generator: torch.Generator, with_noise: bool) -> Draw:
         """`count` old nodes, uniformly with replacement; with a Gaussian sample around each if asked for."""
@@ -148,14 +155,21 @@ class Memory:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"means": self.means, "radius": torch.tensor([self.radius], dtype=torch.float64)}
+        state = {
+            "means": self.means,
+            "radii": torch.tensor(self.radii, dtype=torch.float64),
+            "class_tasks": torch.tensor(self.class_tasks, dtype=torch.int64),
+        }
         if self.spread is not None:
             state["covariances"] = self.spread
         return state
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.means = state["means"].to(self.means)
-        self.radius = float(state["radius"])
+    def load_state_dict(self, state: dict[str, Tensor], tasks: int) -> None:
+        """What was known after the first `tasks` tasks: classes are stored in the order of learning."""
+        self.class_tasks = [task for task in state["class_tasks"].tolist() if task < tasks]
+        rows = self.prototype_views * len(self.class_tasks)
+        self.radii = state["radii"].tolist()[:tasks]
+        self.means = state["means"][:rows].to(self.means)
         if self.spread is not None:
-            self.spread = state["covariances"].to(self.spread)
+            self.spread = state["covariances"][:rows].to(self.spread)
         self._factors = None

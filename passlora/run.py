@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .config import Config
 from .data import Dataset, load_dataset
 from .errors import PassloraError
 from .learner import EpochLog, Learner, TaskData
+from .manifest import Manifest, TaskEntry, settings_of
 from .report import final_table, matrix_csv, seeds_table
 from .scenario import Scenario, make_scenario
 
@@ -139,6 +141,10 @@ class Stream:
         seen = np.flatnonzero(self.test_classes < self.scenario.seen(task))
         return TaskData(train, new, self.train_classes), TaskData(test, seen, self.test_classes)
 
+    def entry(self, task: int, accuracy: float) -> TaskEntry:
+        names = [self.dataset.class_names[label] for label in self.scenario.labels(task)]
+        return TaskEntry(names, datetime.now(timezone.utc).isoformat(timespec="seconds"), accuracy)
+
     def run(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
         """Learn every task in turn; the model and the numbers so far are saved after each."""
         start = time.perf_counter()
@@ -148,6 +154,7 @@ class Stream:
         matrices: dict[str, metrics.Matrix] = {mode: [] for mode in modes}
         stages: dict[str, list[float]] = {mode: [] for mode in modes}
         results: dict[str, Any] = {}
+        manifest = Manifest(settings_of(config))
         log = Log(folder, f"seed_{config.training.seed}/{name}", self.accelerator)
         for task in range(self.scenario.num_tasks):
             began = time.perf_counter()
@@ -173,7 +180,8 @@ class Stream:
                 "compare": {},
             }
             if self.accelerator.is_main_process:
-                store.save_task(folder, learner, task)
+                manifest.tasks.append(self.entry(task, stages[modes[0]][-1]))
+                store.save_task(folder, learner, manifest)
                 store.write_json(folder / store.RESULTS, results)
             self.say(f"{label}: {describe_stage(stages, self.scenario, task)}, {time.perf_counter() - began:.0f} s")
         if config.method.proto_aug != "none":

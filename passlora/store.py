@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import PassloraError
+from .manifest import MANIFEST, Manifest, to_json
 
 if TYPE_CHECKING:
     from .learner import Learner
 
-CONFIG, RESULTS, LOG, PROTOTYPES, HEAD = (
-    "config.yaml",
-    "results.json",
-    "training_log.jsonl",
-    "prototypes.safetensors",
-    "head.safetensors",
-)
+CONFIG, RESULTS, LOG = "config.yaml", "results.json", "training_log.jsonl"
+PROTOTYPES, HEAD = "prototypes.safetensors", "head.safetensors"
+ADAPTER, BACKBONE = "adapter_model.safetensors", "backbone.safetensors"
 OURS = (
     "task_*",
     "seed_*",
@@ -34,6 +31,7 @@ OURS = (
     LOG,
     PROTOTYPES,
     "accuracy_matrix.csv",
+    MANIFEST,
     CONFIG,
 )
 
@@ -109,17 +107,76 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
     write(path, lambda temporary: save_file(state, temporary))
 
 
-def save_task(folder: Path, learner: Learner, task: int) -> None:
-    """The model after `task`: its adapter (or, trained whole, its backbone) and head; and all prototypes so far."""
+def save_task(folder: Path, learner: Learner, manifest: Manifest) -> None:
+    """The model after the manifest's last task: adapter (or, trained whole, backbone), head and prototypes.
+
+    The manifest is written last: until then the folder is the model it was before.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    backbone = learner.network.backbone
+    backbone, target = learner.network.backbone, folder / task_folder(len(manifest.tasks) - 1)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".task-") as name:
-        target = Path(name) / "task"
+        new = Path(name) / "task"
+        new.mkdir()
+        write_tensors(new / (ADAPTER if backbone.has_lora else BACKBONE), backbone.state())
         if backbone.has_lora:
-            backbone.body.save_pretrained(str(target), selected_adapters=["default"], save_embedding_layers=False)
-            (target / "README.md").unlink(missing_ok=True)  # peft's template
-        else:
-            write_tensors(target / "backbone.safetensors", backbone.body.state_dict())
-        write_tensors(target / HEAD, learner.network.head.state_dict())
-        os.replace(target, folder / f"task_{task:02d}")
+            backbone.body.peft_config["default"].save_pretrained(str(new))
+        write_tensors(new / HEAD, learner.network.head.state_dict())
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(new, target)
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())
+    write_json(folder / MANIFEST, to_json(manifest))
+
+
+def task_folder(task: int) -> str:
+    return f"task_{task:02d}"
+
+
+def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int) -> None:
+    """Make a fresh learner what it was after the first `tasks` tasks; every tensor is checked before it is used."""
+    backbone, d = learner.network.backbone, learner.network.backbone.feature_dim
+    part = folder / task_folder(tasks - 1)
+    seen = sum(len(task.classes) for task in manifest.tasks[:tasks])
+    nodes = learner.network.num_views * seen
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state().items()}
+    weights = read_tensors(folder, part / (ADAPTER if backbone.has_lora else BACKBONE), shapes)
+    head = read_tensors(folder, part / HEAD, {"weight": (nodes, d), "bias": (nodes,)})
+    memory, known = learner.memory, len(manifest.classes)
+    rows = memory.prototype_views * known
+    shapes = {"means": (rows, d), "radii": (len(manifest.tasks),), "class_tasks": (known,)}
+    if memory.spread is not None:
+        shapes["covariances"] = (rows, *memory.spread.shape[1:])
+    prototypes = read_tensors(folder, folder / PROTOTYPES, shapes)
+    expected = [i for i, task in enumerate(manifest.tasks) for _ in task.classes]
+    if prototypes["class_tasks"].tolist() != expected:
+        raise PassloraError(f"{folder / PROTOTYPES} and {MANIFEST} disagree on which task each class came with")
+    learner.restore(tasks, weights, head, prototypes)
+
+
+def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Exactly the named tensors, of these shapes and finite, from a file inside the folder."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise PassloraError(f"{path} is missing")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise PassloraError(f"{path} leads out of the model's folder")
+    tensors = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != shapes.keys():
+                odd = min(names ^ shapes.keys())
+                raise PassloraError(f"{path} {'lacks' if odd in shapes else 'has an unknown'} tensor {odd[:80]!r}")
+            for name, shape in shapes.items():  # shapes before data: nothing large is read in vain
+                found = tuple(file.get_slice(name).get_shape())
+                if found != shape:
+                    raise PassloraError(f"{path}: {name} has shape {found}, expected {shape}")
+            for name in shapes:
+                tensors[name] = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise PassloraError(f"{path} is not a readable safetensors file ({reason})") from None
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise PassloraError(f"{path}: {name} holds values that are not finite")
+    return tensors

@@ -85,7 +85,7 @@ def check_equal(one, many):
     assert len(curve) == len(other_curve) == 2 * 4 + 2 * 5
     assert max(abs(a - b) / max(1, abs(a)) for a, b in zip(curve, other_curve, strict=True)) < 1e-4
     assert torch.allclose(memory["means"], other_memory["means"], atol=1e-5)
-    assert float(memory["radius"]) == pytest.approx(float(other_memory["radius"]), abs=1e-5)
+    assert torch.allclose(memory["radii"], other_memory["radii"], atol=1e-5)
     assert results["accuracy_matrix"] == other_results["accuracy_matrix"]
 
 

@@ -33,9 +33,9 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_flags_in_commands_exist(page):
-    commands = re.findall(r"passlora (?:train|validate)[^`\n]*(?:\\\n[^`\n]*)*", page.read_text())
+    commands = re.findall(r"passlora (?:train|validate|predict|info)[^`\n]*(?:\\\n[^`\n]*)*", page.read_text())
     flags = {flag for command in commands for flag in re.findall(r"--(\w+)", command)}
-    assert flags <= {*FIELDS, "config", "help"}
+    assert flags <= {*FIELDS, "config", "help", "top_k", "json", "csv", "views", "task"}
 
 
 def test_the_functions_of_the_method_table_exist():

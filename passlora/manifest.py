@@ -1,0 +1,109 @@
+"""passlora.json: what a model folder says of itself. Read with suspicion, since it may come from a stranger."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .config import FIELDS, Config
+from .errors import PassloraError
+
+MANIFEST = "passlora.json"
+FORMAT_VERSION = 1
+MAX_BYTES = 64 * 2**20
+GROUPS_KEPT = ("model", "method")  # what rebuilds the network; where data lay and went is nobody's business
+
+
+@dataclass
+class TaskEntry:
+    """One task learnt."""
+
+    classes: list[str]
+    learnt: str  # date and time, UTC
+    accuracy: float | None = None  # over all classes seen then, in percent
+
+
+@dataclass
+class Manifest:
+    settings: dict[str, Any]
+    tasks: list[TaskEntry] = field(default_factory=list)
+
+    @property
+    def classes(self) -> list[str]:
+        """In the order of learning: a class's position is its index."""
+        return [name for task in self.tasks for name in task.classes]
+
+    def config(self, **changes: Any) -> Config:
+        return Config.make(**{**self.settings, "task_sizes": [len(task.classes) for task in self.tasks], **changes})
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The settings that rebuild the network; of a local checkpoint only the file's name is kept."""
+    kept = {name: value for name, value in config.flat().items() if FIELDS[name].group in GROUPS_KEPT}
+    if config.model.model_architecture is not None:
+        kept["model_name_or_path"] = Path(config.model.model_name_or_path).name
+    return kept
+
+
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    versions = {name: metadata.version(name) for name in ("torch", "timm", "peft")}
+    return {
+        "format_version": FORMAT_VERSION,
+        "versions": {"passlora": __version__, **versions},
+        "settings": manifest.settings,
+        "tasks": [dataclasses.asdict(task) for task in manifest.tasks],
+    }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a model folder, checked; anything unexpected is one clear error."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise PassloraError(f"{path} is larger than any manifest")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = "has no passlora.json: it is no model" if folder.is_dir() else "does not exist"
+        raise PassloraError(f"{folder} {what}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PassloraError(f"{path} cannot be read ({type(error).__name__})") from None
+    try:
+        return check(content)
+    except PassloraError as error:
+        raise PassloraError(f"{path}: {error}") from None
+
+
+def check(content: Any) -> Manifest:
+    if not isinstance(content, dict):
+        raise PassloraError("not a manifest")
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        newer = "; a newer passlora wrote it, update yours" if isinstance(version, int) and version > 1 else ""
+        raise PassloraError(f"format_version is {version!r}, this passlora reads {FORMAT_VERSION}{newer}")
+    settings, tasks = content.get("settings"), content.get("tasks")
+    if not isinstance(settings, dict) or not isinstance(tasks, list) or not tasks:
+        raise PassloraError("settings or tasks are missing")
+    for name in settings:
+        if name not in FIELDS or FIELDS[name].group not in GROUPS_KEPT:
+            raise PassloraError(f"unknown setting {str(name)[:80]!r}")
+    manifest = Manifest(settings, [check_task(task) for task in tasks])
+    names = manifest.classes
+    if len(set(names)) != len(names):
+        raise PassloraError("a class name appears twice")
+    manifest.config()  # the settings' own checks
+    return manifest
+
+
+def check_task(task: Any) -> TaskEntry:
+    classes = task.get("classes") if isinstance(task, dict) else None
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) and name for name in classes):
+        raise PassloraError("a task without class names")
+    accuracy, learnt = task.get("accuracy"), task.get("learnt", "")
+    if not isinstance(learnt, str) or not (accuracy is None or isinstance(accuracy, (int, float))):
+        raise PassloraError("a task whose date or accuracy is malformed")
+    return TaskEntry(classes, learnt, accuracy)

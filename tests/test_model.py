@@ -1,0 +1,298 @@
+"""A trained model's folder: read back exactly, by passlora and by stock peft; and refused when it is not right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from passlora import Config, PassloraError, train
+from passlora.cli import main
+from passlora.data import load_dataset
+from passlora.manifest import read_manifest
+from passlora.model import PassLora
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two tasks of digits, learnt well enough to be told from chance."""
+    folder = tmp_path_factory.mktemp("model") / "digits"
+    config = Config.make(
+        dataset_name="digits",
+        task_sizes=[3, 2, 5],
+        max_train_per_class=8,
+        max_test_per_class=6,
+        crop_padding=0,
+        horizontal_flip=False,
+        num_train_epochs=2,
+        per_device_train_batch_size=8,
+        radius="running",
+        output_dir=str(folder),
+    )
+    return folder, config, train(config, lambda text: None)
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A copy that may be damaged."""
+    shutil.copytree(trained[0], tmp_path / "model")
+    return tmp_path / "model"
+
+
+def all_test_images(config):
+    split = load_dataset(config.data, 0).test
+    return [split.rgb(i) for i in range(len(split))], split.labels
+
+
+@pytest.mark.parametrize("task", [None, 0, 1])
+def test_any_task_is_restored_as_it_was(trained, task):
+    """The accuracy of the restored model is the one recorded in training, image by image over the same test set."""
+    folder, config, results = trained
+    model = PassLora.from_pretrained(folder, task=task)
+    stage = 2 if task is None else task
+    seen = [3, 5, 10][stage]
+    assert model.classes == [str(d) for d in range(seen)]
+    images, labels = all_test_images(config)
+    chosen = np.flatnonzero(labels < seen)
+    answers = list(model.predict([images[i] for i in chosen], top_k=1, batch_size=7))
+    right = np.mean([answer[0].label == str(labels[i]) for answer, i in zip(answers, chosen, strict=True)])
+    assert 100 * right == pytest.approx(results["stage_accuracy"][stage])
+    assert model.learner.memory.num_classes == seen and len(model.learner.memory.radii) == stage + 1
+
+
+def test_predictions_are_probabilities_best_first(trained):
+    model = PassLora.from_pretrained(trained[0])
+    image = Image.new("L", (8, 8), 90)
+    (answer,) = model.predict([image], top_k=99)
+    values = [p.probability for p in answer]
+    assert len(answer) == 10 and values == sorted(values, reverse=True) and sum(values) == pytest.approx(1)
+    (one,), (four,) = model.predict([image], views=1), model.predict([image], views=4)
+    assert [p.probability for p in one] != [p.probability for p in four]
+    with pytest.raises(PassloraError, match="views must be 1 or 4"):
+        next(model.predict([image], views=2))
+
+
+def test_images_of_many_sizes_in_one_batch(trained):
+    model = PassLora.from_pretrained(trained[0])
+    images = [Image.effect_noise(size, 60) for size in ((8, 8), (200, 120), (64, 64), (8, 8), (65, 64))]
+    together = model.scores(images, "multiview")
+    alone = torch.cat([model.scores([image], "multiview") for image in images])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+STOCK_PEFT = """
+import json, sys
+sys.modules["passlora"] = None  # whoever imports it fails
+import timm, torch
+from peft import PeftModel
+from safetensors.torch import load_file
+folder, weights, x, out = sys.argv[1:]
+network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
+network.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+model = PeftModel.from_pretrained(network, folder, subfolder="task_01").eval()
+with torch.no_grad():
+    torch.save(model(torch.load(x)), out)
+"""
+
+
+def test_stock_peft_reads_an_adapter_without_passlora(trained, tmp_path):
+    from importlib import resources
+
+    x = torch.randn(3, 3, 64, 64)
+    torch.save(x, tmp_path / "x.pt")
+    weights = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
+    command = [sys.executable, "-c", STOCK_PEFT, trained[0], str(weights), tmp_path / "x.pt", tmp_path / "z.pt"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        ours = PassLora.from_pretrained(trained[0], task=1).learner.network(x)
+        other = PassLora.from_pretrained(trained[0], task=2).learner.network(x)
+    theirs = torch.load(tmp_path / "z.pt")
+    assert (ours - theirs).abs().max() <= 1e-6
+    assert (other - theirs).abs().max() > 1e-3, "the adapters of two tasks differ"
+
+
+def test_resnet_models_are_read_back(tiny, tmp_path):
+    config = tiny(
+        model_name_or_path="passlora/resnet18",
+        lora_r=0,
+        pretrained=False,
+        max_train_per_class=2,
+        preset="finetune",
+        output_dir=str(tmp_path / "m"),
+    )
+    results = train(config, lambda text: None)
+    model = PassLora.from_pretrained(tmp_path / "m")
+    images, labels = all_test_images(config)
+    answers = [answer[0].label for answer in model.predict(images, top_k=1)]
+    right = np.mean([answer == str(label) for answer, label in zip(answers, labels, strict=True)])
+    assert 100 * right == pytest.approx(results["last"])
+    with pytest.raises(PassloraError, match="trained without rotations"):
+        next(model.predict(images, views=4))
+
+
+def test_the_folder_says_nothing_of_where_the_data_lay(image_tree, tiny, tmp_path):
+    root = image_tree(name="secret_place", size=(20, 20))
+    config = tiny(dataset_name=str(root), task_sizes=[2, 1], output_dir=str(tmp_path / "m"), preset="finetune")
+    train(config, lambda text: None)
+    manifest = (tmp_path / "m" / "passlora.json").read_text()
+    assert "secret_place" not in manifest and str(tmp_path) not in manifest
+    assert read_manifest(tmp_path / "m").classes == ["cat", "dog", "owl"]
+
+
+def edit(folder, **changes):
+    path = folder / "passlora.json"
+    content = json.loads(path.read_text())
+    content.update(changes)
+    path.write_text(json.dumps(content))
+
+
+def damage(folder, kind):
+    head, manifest = folder / "task_02" / "head.safetensors", folder / "passlora.json"
+    state = load_file(head)
+    content = json.loads(manifest.read_text())
+    if kind == "truncated":
+        head.write_bytes(head.read_bytes()[:-100])
+    elif kind == "huge header":
+        head.write_bytes((2**60).to_bytes(8, "little") + b"{}")
+    elif kind == "pickle":
+        head.write_bytes(b"\x80\x04cos\nsystem\n")
+    elif kind == "shape":
+        save_file({**state, "weight": state["weight"][:-4].clone()}, head)
+    elif kind == "nan":
+        save_file({**state, "bias": state["bias"] * float("nan")}, head)
+    elif kind == "extra":
+        save_file({**state, "more": state["bias"].clone()}, head)
+    elif kind == "lacking":
+        save_file({"weight": state["weight"]}, head)
+    elif kind == "missing":
+        head.unlink()
+    elif kind == "symlink":
+        outside = folder.parent / "outside.safetensors"
+        shutil.move(head, outside)
+        head.symlink_to(outside)
+    elif kind == "future":
+        edit(folder, format_version=99)
+    elif kind == "classes":
+        content["tasks"][1]["classes"].append("ghost")
+        manifest.write_text(json.dumps(content))
+    elif kind == "twice":
+        content["tasks"][1]["classes"][0] = "0"
+        manifest.write_text(json.dumps(content))
+    elif kind == "moved":
+        content["tasks"][0]["classes"].append(content["tasks"][1]["classes"].pop(0))
+        manifest.write_text(json.dumps(content))
+    elif kind == "setting":
+        edit(folder, settings={**content["settings"], "output_dir": "/etc"})
+    elif kind == "json":
+        manifest.write_text("{")
+    elif kind == "list":
+        manifest.write_text("[]")
+    elif kind == "deep":
+        manifest.write_text("[" * 100_000)
+    elif kind == "no manifest":
+        manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("truncated", "not a readable safetensors file"),
+        ("huge header", "not a readable safetensors file"),
+        ("pickle", "not a readable safetensors file"),
+        ("shape", "weight has shape (36, 192), expected (40, 192)"),
+        ("nan", "bias holds values that are not finite"),
+        ("extra", "has an unknown tensor 'more'"),
+        ("lacking", "lacks tensor 'bias'"),
+        ("missing", "head.safetensors is missing"),
+        ("symlink", "leads out of the model's folder"),
+        ("future", "a newer passlora wrote it"),
+        ("classes", "expected (44, 192)"),
+        ("twice", "a class name appears twice"),
+        ("moved", "disagree on which task"),
+        ("setting", "unknown setting 'output_dir'"),
+        ("json", "cannot be read"),
+        ("list", "not a manifest"),
+        ("deep", "cannot be read"),
+        ("no manifest", "it is no model"),
+    ],
+)
+def test_a_folder_that_is_not_right_is_one_clear_error(copy, kind, says):
+    damage(copy, kind)
+    before = sorted(p for p in copy.rglob("*"))
+    with pytest.raises(PassloraError) as caught:
+        PassLora.from_pretrained(copy)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert sorted(p for p in copy.rglob("*")) == before
+
+
+def test_a_task_that_is_not_there(trained):
+    with pytest.raises(PassloraError, match="has the tasks 0 to 2, not 3"):
+        PassLora.from_pretrained(trained[0], task=3)
+
+
+def run_cli(capsys, *argv):
+    try:
+        main([str(part) for part in argv])
+        code = 0
+    except SystemExit as done:
+        code = done.code or 0
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for i in range(3):
+        Image.effect_noise((30, 30), 50 + i).save(folder / f"{i}.png")
+    return folder
+
+
+def test_predict_from_the_command_line(trained, pictures, capsys):
+    code, out, _ = run_cli(capsys, "predict", trained[0], pictures, "--top_k", "2")
+    assert code == 0 and len(out.splitlines()) == 3 and out.count("%") == 6
+    code, out, _ = run_cli(capsys, "predict", trained[0], pictures, "--json", "--views", "1", "--batch_size", "2")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [row["file"] for row in rows] == [str(pictures / f"{i}.png") for i in range(3)]
+    assert all(len(row["predictions"]) == 5 for row in rows)
+    code, out, _ = run_cli(capsys, "predict", trained[0], pictures / "1.png", "--csv", "--top_k", "1", "--task", "0")
+    header, row = out.split()
+    assert header == "file,rank,label,probability" and row.split(",")[2] in "012"
+
+
+def test_unreadable_files_are_reported_and_skipped(trained, pictures, capsys):
+    (pictures / "1.png").write_bytes(b"broken")
+    code, out, err = run_cli(capsys, "predict", trained[0], pictures, pictures / "gone.png")
+    assert code == 1 and len(out.splitlines()) == 2
+    assert "skipped" in err and "1.png" in err and "gone.png: no such file" in err and "2 of 4 images" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--task", "9"], "has the tasks 0 to 2"),
+        (["--top_k", "0"], "top_k must be at least 1"),
+        (["--views", "3"], "views must be 1 or 4"),
+        (["--top_kk", "1"], "did you mean '--top_k'"),
+    ],
+)
+def test_mistakes_in_predict(trained, pictures, capsys, flags, says):
+    code, _, err = run_cli(capsys, "predict", trained[0], pictures, *flags)
+    assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_info(trained, capsys):
+    code, out, _ = run_cli(capsys, "info", trained[0])
+    assert code == 0 and "10 classes in 3 tasks" in out and "passlora/vit-mini, LoRA r = 4" in out
+    assert f"{trained[2]['stage_accuracy'][1]:.1f}" in out
+    code, _, err = run_cli(capsys, "info", "nowhere")
+    assert code == 2 and "nowhere does not exist" in err
