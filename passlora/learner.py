@@ -73,7 +73,7 @@ class Learner:
         self.network.head.grow(len(head["bias"]))
         self.network.head.load_state_dict(head)
         self.network.backbone.load_state(backbone)
-        self.memory.load_state_dict(memory, tasks)
+        self.memory.load_state_dict(memory)
         self.network.eval()
         if self.config.method.kd_weight > 0:
             self.network.backbone.become_teacher()

@@ -16,7 +16,19 @@ from .errors import PassloraError
 MANIFEST = "passlora.json"
 FORMAT_VERSION = 1
 MAX_BYTES = 64 * 2**20
-GROUPS_KEPT = ("model", "method")  # what rebuilds the network; where data lay and went is nobody's business
+# What rebuilds the network, and what the next task is learnt with; where data lay and went is nobody's business.
+AUGMENTATION = ("crop_padding", "horizontal_flip", "brightness", "rrc_min_scale")
+BUDGET = (
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "weight_decay",
+    "lr_scheduler_type",
+    "lr_milestones",
+    "lr_decay",
+)
+SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
 
 
 @dataclass
@@ -43,8 +55,9 @@ class Manifest:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """The settings that rebuild the network; of a local checkpoint only the file's name is kept."""
-    kept = {name: value for name, value in config.flat().items() if FIELDS[name].group in GROUPS_KEPT}
+    """The settings a model keeps; of a local checkpoint only the file's name."""
+    flat = config.flat()
+    kept = {name: flat[name] for name in SETTINGS}
     if config.model.model_architecture is not None:
         kept["model_name_or_path"] = Path(config.model.model_name_or_path).name
     return kept
@@ -89,7 +102,7 @@ def check(content: Any) -> Manifest:
     if not isinstance(settings, dict) or not isinstance(tasks, list) or not tasks:
         raise PassloraError("settings or tasks are missing")
     for name in settings:
-        if name not in FIELDS or FIELDS[name].group not in GROUPS_KEPT:
+        if name not in SETTINGS:
             raise PassloraError(f"unknown setting {str(name)[:80]!r}")
     manifest = Manifest(settings, [check_task(task) for task in tasks])
     names = manifest.classes

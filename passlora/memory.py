@@ -164,12 +164,9 @@ class Memory:
             state["covariances"] = self.spread
         return state
 
-    def load_state_dict(self, state: dict[str, Tensor], tasks: int) -> None:
-        """What was known after the first `tasks` tasks: classes are stored in the order of learning."""
-        self.class_tasks = [task for task in state["class_tasks"].tolist() if task < tasks]
-        rows = self.prototype_views * len(self.class_tasks)
-        self.radii = state["radii"].tolist()[:tasks]
-        self.means = state["means"][:rows].to(self.means)
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.class_tasks, self.radii = state["class_tasks"].tolist(), state["radii"].tolist()
+        self.means = state["means"].to(self.means)
         if self.spread is not None:
-            self.spread = state["covariances"][:rows].to(self.spread)
+            self.spread = state["covariances"].to(self.spread)
         self._factors = None

@@ -140,20 +140,20 @@ def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int) -> N
     shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state().items()}
     weights = read_tensors(folder, part / (ADAPTER if backbone.has_lora else BACKBONE), shapes)
     head = read_tensors(folder, part / HEAD, {"weight": (nodes, d), "bias": (nodes,)})
-    memory, known = learner.memory, len(manifest.classes)
-    rows = memory.prototype_views * known
-    shapes = {"means": (rows, d), "radii": (len(manifest.tasks),), "class_tasks": (known,)}
+    memory, rows = learner.memory, learner.memory.prototype_views * seen
+    shapes = {"means": (rows, d), "radii": (tasks,), "class_tasks": (seen,)}
     if memory.spread is not None:
         shapes["covariances"] = (rows, *memory.spread.shape[1:])
-    prototypes = read_tensors(folder, folder / PROTOTYPES, shapes)
-    expected = [i for i, task in enumerate(manifest.tasks) for _ in task.classes]
+    # Later tasks' rows come after: a task still being saved, or one rolled back.
+    prototypes = read_tensors(folder, folder / PROTOTYPES, shapes, prefix=True)
+    expected = [i for i, task in enumerate(manifest.tasks[:tasks]) for _ in task.classes]
     if prototypes["class_tasks"].tolist() != expected:
         raise PassloraError(f"{folder / PROTOTYPES} and {MANIFEST} disagree on which task each class came with")
     learner.restore(tasks, weights, head, prototypes)
 
 
-def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Exactly the named tensors, of these shapes and finite, from a file inside the folder."""
+def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]], prefix: bool = False) -> dict[str, Any]:
+    """Exactly the named tensors, of these shapes (with `prefix`: their first rows), finite, from inside the folder."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -169,10 +169,11 @@ def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]]) -
                 raise PassloraError(f"{path} {'lacks' if odd in shapes else 'has an unknown'} tensor {odd[:80]!r}")
             for name, shape in shapes.items():  # shapes before data: nothing large is read in vain
                 found = tuple(file.get_slice(name).get_shape())
-                if found != shape:
+                fits = found[1:] == shape[1:] and found[:1] >= shape[:1] if prefix else found == shape
+                if not fits:
                     raise PassloraError(f"{path}: {name} has shape {found}, expected {shape}")
-            for name in shapes:
-                tensors[name] = file.get_tensor(name)
+            for name, shape in shapes.items():
+                tensors[name] = file.get_slice(name)[: shape[0]] if prefix else file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise PassloraError(f"{path} is not a readable safetensors file ({reason})") from None

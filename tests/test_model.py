@@ -186,6 +186,10 @@ def damage(folder, kind):
     elif kind == "twice":
         content["tasks"][1]["classes"][0] = "0"
         manifest.write_text(json.dumps(content))
+    elif kind == "few prototypes":
+        path = folder / "prototypes.safetensors"
+        state = load_file(path)
+        save_file({**state, "means": state["means"][:-1].clone()}, path)
     elif kind == "moved":
         content["tasks"][0]["classes"].append(content["tasks"][1]["classes"].pop(0))
         manifest.write_text(json.dumps(content))
@@ -216,6 +220,7 @@ def damage(folder, kind):
         ("future", "a newer passlora wrote it"),
         ("classes", "expected (44, 192)"),
         ("twice", "a class name appears twice"),
+        ("few prototypes", "means has shape (39, 192), expected (40, 192)"),
         ("moved", "disagree on which task"),
         ("setting", "unknown setting 'output_dir'"),
         ("json", "cannot be read"),
@@ -231,6 +236,17 @@ def test_a_folder_that_is_not_right_is_one_clear_error(copy, kind, says):
         PassLora.from_pretrained(copy)
     assert says in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(p for p in copy.rglob("*")) == before
+
+
+def test_a_save_that_was_cut_off_leaves_the_model_before(trained, copy):
+    """Killed after the third task's files, before the manifest: the folder is the two-task model."""
+    content = json.loads((copy / "passlora.json").read_text())
+    edit(copy, tasks=content["tasks"][:2])
+    model = PassLora.from_pretrained(copy)
+    before = PassLora.from_pretrained(trained[0], task=1)
+    assert model.classes == before.classes
+    assert torch.equal(model.learner.memory.means, before.learner.memory.means)
+    assert model.learner.memory.radii == before.learner.memory.radii
 
 
 def test_a_task_that_is_not_there(trained):
