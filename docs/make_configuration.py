@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from passlora.cli import describe, type_name
 from passlora.config import FIELDS, GROUPS, PRESETS
+from passlora.flags import describe, type_name
 
 INTRO = """\
 # Configuration

@@ -79,6 +79,12 @@ class Backbone(nn.Module):
 
         set_peft_model_state_dict(self.body, tensors, adapter_name="default")
 
+    def merged(self) -> Any:
+        """A copy of the plain timm network with the adapter added to its weights."""
+        body = copy.deepcopy(self.body)
+        body.set_adapter("default")
+        return body.merge_and_unload(adapter_names=["default"])
+
     @torch.no_grad()
     def teacher(self, x: Tensor) -> Tensor:
         """f_old(x). Called before the student's forward, so that no graph spans the switch of adapters."""

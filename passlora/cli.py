@@ -6,11 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import __version__
-from .config import FIELDS, GROUPS, Config, load
+from .config import FIELDS, Config, load
 from .errors import PassloraError, nearest
+from .flags import add_flags, chosen_flags, describe
+from .lifecycle import add_commands, run_command
 
 DESCRIPTION = """\
 passlora teaches a pretrained vision model new classes, task after task, without keeping any old image.
@@ -42,7 +44,7 @@ def make_parser() -> Parser:
         allow_abbrev=False,
     )
     train.add_argument("--config", metavar="RECIPE", help="a recipe: YAML with the keys below")
-    add_flags(train)
+    add_flags(train, FIELDS)
 
     validate = commands.add_parser(
         "validate",
@@ -51,79 +53,11 @@ def make_parser() -> Parser:
         allow_abbrev=False,
     )
     validate.add_argument("config", metavar="RECIPE", help="the YAML file")
-    add_flags(validate)
+    add_flags(validate, FIELDS)
 
-    predict = commands.add_parser(
-        "predict",
-        help="name what is on images, with a trained model",
-        description="Name what is on images, with a trained model. Unreadable files are reported and skipped; the "
-        "exit code is then 1.",
-        allow_abbrev=False,
-    )
-    predict.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
-    predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
-    predict.add_argument("--top_k", type=int, default=5, help="classes to show an image (default: 5)")
-    predict.add_argument("--views", type=int, help="1, or 4 for the ensemble of rotations (default: the model's own)")
-    predict.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
-    predict.add_argument("--batch_size", type=int, default=64, help="images a step (default: 64)")
-    form = predict.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object a line")
-    form.add_argument("--csv", action="store_true", help="comma-separated values, with a header")
-    add_backbone_flag(predict)
-
-    info = commands.add_parser(
-        "info",
-        help="show a model's tasks, classes and sizes",
-        description="Show a model's tasks, classes, dates, accuracies and sizes.",
-        allow_abbrev=False,
-    )
-    info.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
-
+    add_commands(commands)
     commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")
     return parser
-
-
-def add_backbone_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model_name_or_path", help="where the backbone's checkpoint lies, if it came from a local file"
-    )
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag a knob; values stay text here and are checked by config.py, as those of a recipe are."""
-    for group, kind in GROUPS.items():
-        section = parser.add_argument_group(group, kind.__doc__)
-        for name, knob in FIELDS.items():
-            if knob.group != group:
-                continue
-            options: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": type_name(knob.type)}
-            if "list" in str(knob.type):
-                options["nargs"] = "+"
-            elif knob.type is bool:
-                options.update(nargs="?", const="true")
-            default = describe(knob.default)
-            section.add_argument(f"--{name}", help=f"{knob.help} (default: {default})".replace("%", "%%"), **options)
-
-
-def type_name(kind: Any) -> str:
-    """How a type is shown in help and docs."""
-    text = str(kind) if not isinstance(kind, type) else kind.__name__
-    if "Literal" in text and "list" not in text:
-        inside = text[text.index("Literal[") + len("Literal[") :].split("]")[0]
-        return inside.replace("'", "").replace(", ", "|")
-    if "list" in text:
-        return "INT" if "int" in text else "NAME"
-    return text.replace(" | None", "").replace("Optional[", "").rstrip("]").upper()
-
-
-def describe(value: Any) -> str:
-    if value is None or value == []:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -141,10 +75,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def known_flags(parser: Parser, command: str) -> list[str]:
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return [option for action in commands.choices[command]._actions for option in action.option_strings]
-
-
-def chosen_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(arguments).items() if name in FIELDS}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -169,18 +99,13 @@ def run(argv: Sequence[str] | None) -> None:
         train(load(arguments.config, chosen_flags(arguments)))
     elif arguments.command == "validate":
         validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
-    elif arguments.command == "predict":
-        from .asking import predict
-
-        sys.exit(predict(arguments))
-    elif arguments.command == "info":
-        from .asking import info
-
-        print(info(arguments.model))
     elif arguments.command == "env":
         from .environment import describe_environment
 
         print(describe_environment())
+    elif arguments.command is not None:
+        if code := run_command(arguments):
+            sys.exit(code)
     else:
         make_parser().print_help()
 

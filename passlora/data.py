@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,29 +65,38 @@ def to_rgb(image: Image.Image) -> Image.Image:
 # --- the four kinds --------------------------------------------------------------------------------------------
 
 
+Splits = tuple[Split, Split | None, list[str]]  # training, test if there is one, class names
+
+
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
-    """The dataset that `dataset_name` names, its splits found, its size limited as asked."""
+    """The dataset that `dataset_name` names, with a hold-out if it has no test split, its size limited as asked."""
+    train, test, names = read_splits(config)
+    if test is None:
+        train, test = hold_out(train, config.test_fraction, seed)
+    train = at_most(train, config.max_train_per_class, seed)
+    test = at_most(test, config.max_test_per_class, seed)
+    if len(test) == 0:
+        raise PassloraError(f"the test split of {config.dataset_name} has no images")
+    return Dataset(config.dataset_name, train, test, names)
+
+
+def read_splits(config: DataConfig, known: Sequence[str] = ()) -> Splits:
+    """The splits as they are. The test split may also have classes of `known`, which then join the names."""
     name, path = config.dataset_name, Path(config.dataset_name)
     if name == "digits":
-        dataset = digits(config, seed)
-    elif (path.is_dir() and has_tables(path)) or path.suffix in TABLE_SUFFIXES:
-        dataset = from_table(config, read_tables(config, path), seed)
-    elif path.is_dir() and (path / "dataset_dict.json").is_file():
+        return digits()
+    if (path.is_dir() and has_tables(path)) or path.suffix in TABLE_SUFFIXES:
+        return from_table(config, read_tables(config, path), known)
+    if path.is_dir() and (path / "dataset_dict.json").is_file():
         import datasets
 
-        dataset = from_table(config, datasets.load_from_disk(str(path)), seed)
-    elif path.is_dir():
-        dataset = image_folder(config, path, seed)
-    elif path.exists() or name.startswith((".", "/", "~")):
+        return from_table(config, datasets.load_from_disk(str(path)), known)
+    if path.is_dir():
+        return image_folder(config, path, known)
+    if path.exists() or name.startswith((".", "/", "~")):
         kind = "is not a folder, nor parquet or arrow" if path.exists() else "does not exist"
         raise PassloraError(f"dataset_name {name} {kind}")
-    else:
-        dataset = from_table(config, read_hub(config), seed)
-    dataset.train = at_most(dataset.train, config.max_train_per_class, seed)
-    dataset.test = at_most(dataset.test, config.max_test_per_class, seed)
-    if len(dataset.test) == 0:
-        raise PassloraError(f"the test split of {name} has no images")
-    return dataset
+    return from_table(config, read_hub(config), known)
 
 
 @dataclass
@@ -104,15 +113,14 @@ class ArrayRows:
         return f"row {row} of {self.name}"
 
 
-def digits(config: DataConfig, seed: int) -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, held out by class."""
+def digits() -> Splits:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
     images = np.clip(np.rint(source.images * (255 / 16)), 0, 255).astype(np.uint8)
     whole = Split(ArrayRows(images, "digits"), source.target.astype(np.int64))
-    train, test = hold_out(whole, config.test_fraction, seed)
-    return Dataset("digits", train, test, [str(digit) for digit in range(10)])
+    return whole, None, [str(digit) for digit in range(10)]
 
 
 @dataclass
@@ -130,8 +138,8 @@ class FolderRows:
         return f"{self.paths[row]} (row {row})"
 
 
-def image_folder(config: DataConfig, root: Path, seed: int) -> Dataset:
-    """`root/<split>/<class>/*`, or `root/<class>/*` and then a hold-out."""
+def image_folder(config: DataConfig, root: Path, known: Sequence[str]) -> Splits:
+    """`root/<split>/<class>/*`, or `root/<class>/*` without a test split."""
     train_root = root / config.dataset_train_split
     if not train_root.is_dir():
         asked = config.dataset_train_split != "train" or config.dataset_test_split is not None
@@ -140,18 +148,17 @@ def image_folder(config: DataConfig, root: Path, seed: int) -> Dataset:
             has = f"; it has {', '.join(found)}" if found else ""
             raise PassloraError(f"{root} has no folder {config.dataset_train_split!r} to train on{has}")
         whole, names = read_folder(root, None)
-        train, test = hold_out(whole, config.test_fraction, seed)
-        return Dataset(root.name, train, test, names)
+        return whole, None, names
     train, names = read_folder(train_root, None)
     wanted = [config.dataset_test_split] if config.dataset_test_split else list(TEST_SPLITS)
     found = [split for split in wanted if (root / split).is_dir()]
-    if found:
-        test, _ = read_folder(root / found[0], names)
-    elif config.dataset_test_split:
-        raise PassloraError(f"no folder {root / config.dataset_test_split} for dataset_test_split")
-    else:
-        train, test = hold_out(train, config.test_fraction, seed)
-    return Dataset(root.name, train, test, names)
+    if not found:
+        if config.dataset_test_split:
+            raise PassloraError(f"no folder {root / config.dataset_test_split} for dataset_test_split")
+        return train, None, names
+    names = [*names, *(name for name in known if name not in names)]
+    test, _ = read_folder(root / found[0], names)
+    return train, test, names
 
 
 def read_folder(root: Path, names: list[str] | None) -> tuple[Split, list[str]]:
@@ -252,7 +259,7 @@ def root_cause(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def from_table(config: DataConfig, tables: Any, seed: int) -> Dataset:
+def from_table(config: DataConfig, tables: Any, known: Sequence[str]) -> Splits:
     """Splits and columns of a DatasetDict."""
     import datasets
 
@@ -265,6 +272,7 @@ def from_table(config: DataConfig, tables: Any, seed: int) -> Dataset:
     image = find_column(config.image_column, "image_column", features, IMAGE_COLUMNS, is_image_feature)
     label = find_column(config.label_column, "label_column", features, LABEL_COLUMNS, is_label_feature)
     names = label_names(tables[config.dataset_train_split], label)
+    names = [*names, *(name for name in known if name not in names)]
 
     def split(name: str) -> Split:
         table = tables[name]
@@ -282,15 +290,11 @@ def from_table(config: DataConfig, tables: Any, seed: int) -> Dataset:
     train = split(config.dataset_train_split)
     wanted = [config.dataset_test_split] if config.dataset_test_split else list(TEST_SPLITS)
     found = [name for name in wanted if name in tables and name != config.dataset_train_split]
-    if found:
-        test = split(found[0])
-    elif config.dataset_test_split:
+    if not found and config.dataset_test_split:
         raise PassloraError(
             f"{config.dataset_name} has no split {config.dataset_test_split!r}; it has {', '.join(tables)}"
         )
-    else:
-        train, test = hold_out(train, config.test_fraction, seed)
-    return Dataset(config.dataset_name, train, test, names)
+    return train, split(found[0]) if found else None, names
 
 
 def find_column(

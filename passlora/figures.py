@@ -63,3 +63,19 @@ def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="tested on task", ylabel="after learning task")
     figure.colorbar(shown, ax=axes, label="accuracy (%)")
     save(figure, path)
+
+
+def confusion_matrix(classes: list[str], confusion: Any, path: Path) -> None:
+    """Share of each true class (row) predicted as each class (column)."""
+    count = len(classes)
+    side = 2.5 + 0.28 * min(count, 40)
+    figure = new_figure(side + 0.8, side)
+    axes = figure.subplots()
+    totals = confusion.sum(axis=1, keepdims=True).clip(min=1)
+    shown = axes.imshow(100 * confusion / totals, vmin=0, vmax=100, cmap="viridis")
+    if count <= 40:
+        axes.set_xticks(range(count), classes, rotation=90, fontsize=7)
+        axes.set_yticks(range(count), classes, fontsize=7)
+    axes.set(xlabel="predicted", ylabel="true")
+    figure.colorbar(shown, ax=axes, label="% of the true class")
+    save(figure, path)

@@ -24,6 +24,7 @@ from .batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, gen
 from .config import Config, TrainingConfig
 from .errors import PassloraError
 from .memory import Memory, Statistics
+from .metrics import CALIBRATION_BINS, Evaluation
 from .network import Network
 from .objective import Losses, objective
 from .progress import progress
@@ -208,8 +209,8 @@ class Learner:
     # --- asking ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def confusion(self, data: TaskData, modes: list[str]) -> dict[str, np.ndarray]:
-        """Confusion matrix (true, predicted) over all seen classes, a mode each, from one pass over the rows."""
+    def evaluate(self, data: TaskData, modes: list[str]) -> dict[str, Evaluation]:
+        """Counts over all seen classes, a mode each, from one pass over the rows."""
         accelerator, k = self.accelerator, self.network.num_classes
         plans = eval_plans(
             data.rows,
@@ -218,15 +219,24 @@ class Learner:
             accelerator.num_processes,
         )
         counts = torch.zeros(len(modes), k * k, dtype=torch.int64, device=accelerator.device)
+        bins = torch.zeros(len(modes), CALIBRATION_BINS, 3, device=accelerator.device)
         self.network.eval()
         for batch in progress(data.images.batches(plans), desc="testing", unit="batch"):
             images = batch.images.to(accelerator.device, non_blocking=True)
             truth = torch.from_numpy(data.classes[batch.rows]).to(accelerator.device, non_blocking=True)
             scores = self.network.scores(images, modes, self.memory, accelerator.autocast())
             for row, mode in enumerate(modes):
-                counts[row] += torch.bincount(truth * k + scores[mode].argmax(dim=1), minlength=k * k)
-        counts = accelerator.reduce(counts, reduction="sum")
-        return {mode: counts[row].view(k, k).cpu().numpy() for row, mode in enumerate(modes)}
+                predicted = scores[mode].argmax(dim=1)
+                counts[row] += torch.bincount(truth * k + predicted, minlength=k * k)
+                confidence = scores[mode].softmax(dim=1).amax(dim=1)
+                place = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+                entry = torch.stack([torch.ones_like(confidence), (predicted == truth).float(), confidence], dim=1)
+                bins[row].index_add_(0, place, entry)
+        counts, bins = accelerator.reduce(counts, reduction="sum"), accelerator.reduce(bins, reduction="sum")
+        return {
+            mode: Evaluation(counts[row].view(k, k).cpu().numpy(), bins[row].cpu().double().numpy())
+            for row, mode in enumerate(modes)
+        }
 
 
 def run_student(model: Any, x: Tensor) -> Tensor:

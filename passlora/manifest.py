@@ -73,9 +73,9 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     """The manifest of a model folder, checked; anything unexpected is one clear error."""
-    path = folder / MANIFEST
+    path = folder / name
     try:
         if path.stat().st_size > MAX_BYTES:
             raise PassloraError(f"{path} is larger than any manifest")

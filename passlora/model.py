@@ -1,9 +1,13 @@
-"""What a user holds: a model that lives in a folder, knows its classes, and can be asked."""
+"""What a user holds: a model that lives in a folder, is taught, asked, restored and passed on."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,19 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
-from . import store
-from .batches import SMALL_SIDE, cut
-from .data import to_rgb
+from . import metrics, store
+from .backbone import VIT_MINI
+from .batches import SMALL_SIDE, Images, cut
+from .config import Config, DataConfig
+from .data import Split, read_splits, to_rgb
 from .errors import PassloraError
-from .learner import Learner
-from .manifest import Manifest, TaskEntry, read_manifest
+from .learner import Learner, TaskData
+from .manifest import Manifest, TaskEntry, read_manifest, settings_of
+from .metrics import Evaluation
+from .scenario import Scenario
+
+# The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
+LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 
 
 @dataclass(frozen=True)
@@ -28,35 +39,111 @@ class Prediction:
     probability: float
 
 
-class PassLora:
-    """A trained model: `PassLora.from_pretrained(folder).predict([image])`."""
+@dataclass
+class Lesson:
+    """What one call of `learn` did; accuracies in percent, None where there was nothing to test on."""
 
-    def __init__(self, learner: Learner, tasks: list[TaskEntry]) -> None:
+    new_classes: list[str]
+    skipped_classes: list[str]
+    images: int
+    seconds: float
+    old_before: float | None = None
+    old_after: float | None = None
+    new_after: float | None = None
+    all_after: float | None = None
+
+
+class PassLora:
+    """A model: `PassLora.create(...)` or `PassLora.from_pretrained(folder)`, then learn, predict, save_pretrained."""
+
+    def __init__(self, learner: Learner, tasks: list[TaskEntry], folder: Path | None = None) -> None:
         self.learner, self.tasks = learner, tasks
+        self.folder = folder  # where the tasks that were not learnt here can be copied from
+        self.unsaved: dict[int, store.TaskState] = {}
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, task: int | None = None, model_name_or_path: str | None = None
-    ) -> PassLora:
+    def create(cls, **settings: Any) -> PassLora:
+        """A model that knows no class yet; `settings` are the keys of docs/configuration.md."""
+        config = Config.make(**{**LEARN_BUDGET, **settings, "num_tasks": 1, "task_sizes": None})
+        return cls(Learner(config, Accelerator()), [])
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, task: int | None = None, **settings: Any) -> PassLora:
         """The model as it is, or as it was after `task` (0 is the first).
 
-        `model_name_or_path` says where a backbone lies that came from a local checkpoint file.
+        `settings` change what the next task is learnt with; `model_name_or_path` says where a backbone lies that came
+        from a local checkpoint file.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
         count = len(manifest.tasks)
         if task is not None and not 0 <= task < count:
             raise PassloraError(f"{folder} has the tasks 0 to {count - 1}, not {task}")
-        changes = {} if model_name_or_path is None else {"model_name_or_path": model_name_or_path}
-        learner = Learner(manifest.config(**changes), Accelerator())
+        learner = Learner(manifest.config(**settings), Accelerator())
         tasks = count if task is None else task + 1
         store.restore(folder, learner, manifest, tasks)
-        return cls(learner, manifest.tasks[:tasks])
+        return cls(learner, manifest.tasks[:tasks], folder)
 
     @property
     def classes(self) -> list[str]:
         """In the order of learning."""
         return Manifest({}, self.tasks).classes
+
+    # --- teaching ----------------------------------------------------------------------------------------------
+
+    def learn(self, data: str, on_known: str = "error", **settings: Any) -> Lesson:
+        """Learn the new classes of a dataset as one more task; no image of an old class is needed.
+
+        `settings` are keys of the data group. A class that is known already is an error, or with `on_known="skip"`
+        left out. A test split may hold old classes too: accuracies are then measured before and after.
+        """
+        began, config = time.perf_counter(), self.learner.config
+        train, test, names = read_splits(data_config(config, data, settings), self.classes)
+        present = [names[label] for label in np.unique(train.labels)]
+        known = [name for name in present if name in self.classes]
+        if known and on_known != "skip":
+            raise PassloraError(f"the model knows already: {', '.join(known)} (on_known skip leaves them out)")
+        new = [name for name in present if name not in known]
+        if not new:
+            raise PassloraError(f"{data} has no class that the model does not know")
+        lesson = Lesson(new, known, 0, 0.0)
+        index = {name: i for i, name in enumerate([*self.classes, *new])}
+        training = self._task_data(train, names, index, new, "training images")
+        lesson.images = len(training.rows)
+        testing = None if test is None else self._task_data(test, names, index, list(index), "test images")
+        lesson.old_before = self._accuracy(testing, range(len(self.classes)))
+        old = len(self.classes)
+        self.learner.learn(training, len(new), name=f"learning {len(new)} classes")
+        lesson.old_after = self._accuracy(testing, range(old))
+        lesson.new_after = self._accuracy(testing, range(old, len(index)))
+        lesson.all_after = self._accuracy(testing, range(len(index)))
+        learnt = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.tasks.append(TaskEntry(new, learnt, lesson.all_after))
+        self.unsaved[len(self.tasks) - 1] = store.TaskState.of(self.learner)
+        lesson.seconds = time.perf_counter() - began
+        return lesson
+
+    def _task_data(
+        self, split: Split, names: list[str], index: dict[str, int], wanted: list[str], what: str
+    ) -> TaskData:
+        """The rows of the wanted classes, with the model's class indices."""
+        place = np.array([index[name] if name in wanted else -1 for name in names])
+        classes = place[split.labels]
+        images = Images(split, self.learner.network.backbone.image_size, self.learner.config.data, what)
+        return TaskData(images, np.flatnonzero(classes >= 0), classes)
+
+    def _accuracy(self, data: TaskData | None, classes: range) -> float | None:
+        """Accuracy on the images of these classes, among all classes known now."""
+        if data is None or len(classes) == 0:
+            return None
+        rows = data.rows[np.isin(data.classes[data.rows], classes)]
+        if len(rows) == 0:
+            return None
+        mode = self.learner.config.method.inference
+        evaluation = self.learner.evaluate(TaskData(data.images, rows, data.classes), [mode])[mode]
+        return metrics.accuracy(evaluation.confusion, classes)
+
+    # --- asking ------------------------------------------------------------------------------------------------
 
     def predict(
         self, images: Iterable[Image.Image], top_k: int = 5, views: int | None = None, batch_size: int = 64
@@ -93,6 +180,78 @@ class PassLora:
             only = "1 or 4" if method.sst else "1: it was trained without rotations"
             raise PassloraError(f"views must be {only}, got {views}")
         return "single" if views == 1 else "multiview"
+
+    def evaluate(self, data: str, **settings: Any) -> Evaluation:
+        """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
+        train, test, names = read_splits(data_config(self.learner.config, data, settings), self.classes)
+        split = train if test is None else test
+        unknown = [names[label] for label in np.unique(split.labels) if names[label] not in self.classes]
+        if unknown:
+            raise PassloraError(f"the model does not know: {', '.join(unknown[:10])}")
+        index = {name: i for i, name in enumerate(self.classes)}
+        mode = self.learner.config.method.inference
+        task_data = self._task_data(split, names, index, self.classes, "test images")
+        return self.learner.evaluate(task_data, [mode])[mode]
+
+    @property
+    def scenario(self) -> Scenario:
+        """Which classes came with which task."""
+        sizes = tuple(len(task.classes) for task in self.tasks)
+        return Scenario(tuple(range(sum(sizes))), sizes)
+
+    # --- keeping -----------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model's folder (docs/model-format.md); earlier tasks are copied from where it was loaded."""
+        folder = Path(folder)
+        if not self.tasks:
+            raise PassloraError("the model has learnt nothing yet")
+        if not self.learner.accelerator.is_main_process:
+            return
+        store.check_no_rollback(folder)
+        if self.folder is not None and folder.resolve() != self.folder.resolve():
+            store.copy_tasks(self.folder, folder, [i for i in range(len(self.tasks)) if i not in self.unsaved])
+        manifest = Manifest(settings_of(self.learner.config), self.tasks)
+        store.save_tasks(folder, self.learner, manifest, self.unsaved)
+        self.folder, self.unsaved = folder, {}
+
+    def merge(self, out: str | Path) -> None:
+        """The adapter folded into plain weights: a folder that `timm.create_model("local-dir:OUT")` reads without peft.
+
+        Its logits are those of all nodes: with rotations, class c of the upright image is node 4c.
+        """
+        out, network, model = Path(out), self.learner.network, self.learner.config.model
+        if not network.backbone.has_lora:
+            raise PassloraError("merge folds a LoRA adapter into its backbone; this model was trained whole")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise PassloraError(f"{out} exists already: choose another folder")
+        merged = network.backbone.merged()
+        classifier = merged.pretrained_cfg.get("classifier") or "head"
+        mini = model.model_name_or_path == VIT_MINI
+        settings = {
+            "architecture": merged.pretrained_cfg.get("architecture") or model.model_architecture,
+            "num_classes": network.head.num_nodes,
+            "num_features": network.backbone.feature_dim,
+            "model_args": {"img_size": 64, "depth": 6} if mini else {},
+            "label_names": [f"{name}@{90 * v}" for name in self.classes for v in range(network.num_views)],
+            "pretrained_cfg": {
+                "input_size": [3, network.backbone.image_size, network.backbone.image_size],
+                "mean": list(network.backbone.mean),
+                "std": list(network.backbone.std),
+                "num_classes": network.head.num_nodes,
+                "classifier": classifier,
+                "first_conv": merged.pretrained_cfg.get("first_conv"),
+            },
+        }
+        head = {f"{classifier}.{name}": tensor for name, tensor in network.head.state_dict().items()}
+        store.write_tensors(out / "model.safetensors", {**merged.state_dict(), **head})
+        store.write_text(out / "classes.json", json.dumps(self.classes, indent=2) + "\n")
+        store.write_json(out / "config.json", settings)
+
+
+def data_config(config: Config, data: str, settings: dict[str, Any]) -> DataConfig:
+    """The model's augmentation with another dataset."""
+    return dataclasses.replace(config.data, dataset_name=str(data), **settings)
 
 
 def as_input(image: Image.Image, size: int) -> Tensor:

@@ -161,12 +161,14 @@ class Stream:
             train, test = self.data(task, learner.network.backbone.image_size, config)
             label = f"{name} task {task + 1}/{self.scenario.num_tasks}"
             learner.learn(train, self.scenario.task_sizes[task], log, label)
-            for mode, confusion in learner.confusion(test, modes).items():
-                matrices[mode].append(metrics.matrix_row(confusion, self.scenario, task))
-                stages[mode].append(metrics.accuracy(confusion, range(self.scenario.seen(task))))
+            evaluations = learner.evaluate(test, modes)
+            for mode, evaluation in evaluations.items():
+                matrices[mode].append(metrics.matrix_row(evaluation.confusion, self.scenario, task))
+                stages[mode].append(metrics.accuracy(evaluation.confusion, range(self.scenario.seen(task))))
             results = {
                 "preset": name,
                 **metrics.summary(matrices[modes[0]], stages[modes[0]]),
+                "ece": evaluations[modes[0]].calibration_error,
                 "inference": modes[0],
                 "inference_modes": {mode: metrics.summary(matrices[mode], stages[mode]) for mode in modes},
                 "seed": config.training.seed,
@@ -181,7 +183,7 @@ class Stream:
             }
             if self.accelerator.is_main_process:
                 manifest.tasks.append(self.entry(task, stages[modes[0]][-1]))
-                store.save_task(folder, learner, manifest)
+                store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
                 store.write_json(folder / store.RESULTS, results)
             self.say(f"{label}: {describe_stage(stages, self.scenario, task)}, {time.perf_counter() - began:.0f} s")
         if config.method.proto_aug != "none":

@@ -7,17 +7,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import PassloraError
-from .manifest import MANIFEST, Manifest, to_json
+from .manifest import MANIFEST, Manifest, read_manifest, to_json
 
 if TYPE_CHECKING:
     from .learner import Learner
 
 CONFIG, RESULTS, LOG = "config.yaml", "results.json", "training_log.jsonl"
 PROTOTYPES, HEAD = "prototypes.safetensors", "head.safetensors"
+BACKUP = "passlora.backup.json"
 ADAPTER, BACKBONE = "adapter_model.safetensors", "backbone.safetensors"
 OURS = (
     "task_*",
@@ -32,6 +34,7 @@ OURS = (
     PROTOTYPES,
     "accuracy_matrix.csv",
     MANIFEST,
+    BACKUP,
     CONFIG,
 )
 
@@ -107,24 +110,81 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
     write(path, lambda temporary: save_file(state, temporary))
 
 
-def save_task(folder: Path, learner: Learner, manifest: Manifest) -> None:
-    """The model after the manifest's last task: adapter (or, trained whole, backbone), head and prototypes.
+@dataclass
+class TaskState:
+    """What one task's folder holds."""
 
-    The manifest is written last: until then the folder is the model it was before.
+    backbone: dict[str, Any]
+    head: dict[str, Any]
+
+    @classmethod
+    def of(cls, learner: Learner) -> TaskState:
+        def copy(state: dict[str, Any]) -> dict[str, Any]:
+            return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+        return cls(copy(learner.network.backbone.state()), copy(learner.network.head.state_dict()))
+
+
+def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[int, TaskState]) -> None:
+    """The given tasks' adapters (or backbones) and heads, all prototypes, and last the manifest that names them.
+
+    Until the manifest is replaced the folder is the model it was before.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    backbone, target = learner.network.backbone, folder / task_folder(len(manifest.tasks) - 1)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".task-") as name:
-        new = Path(name) / "task"
-        new.mkdir()
-        write_tensors(new / (ADAPTER if backbone.has_lora else BACKBONE), backbone.state())
-        if backbone.has_lora:
-            backbone.body.peft_config["default"].save_pretrained(str(new))
-        write_tensors(new / HEAD, learner.network.head.state_dict())
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(new, target)
+    backbone = learner.network.backbone
+    for task, state in states.items():
+        target = folder / task_folder(task)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".task-") as name:
+            new = Path(name) / "task"
+            new.mkdir()
+            write_tensors(new / (ADAPTER if backbone.has_lora else BACKBONE), state.backbone)
+            if backbone.has_lora:
+                backbone.body.peft_config["default"].save_pretrained(str(new))
+            write_tensors(new / HEAD, state.head)
+            shutil.rmtree(target, ignore_errors=True)  # left by a save that was cut off
+            os.replace(new, target)
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())
     write_json(folder / MANIFEST, to_json(manifest))
+
+
+def copy_tasks(source: Path, folder: Path, tasks: list[int]) -> None:
+    """Earlier tasks of a model that is saved to another folder."""
+    if (folder / MANIFEST).exists():
+        raise PassloraError(f"{folder} holds another model: choose another folder")
+    for task in tasks:
+        shutil.copytree(source / task_folder(task), folder / task_folder(task), dirs_exist_ok=True)
+
+
+def rollback(folder: Path, to_task: int) -> Manifest:
+    """Make the model what it was after `to_task`. Nothing is deleted: `prune` confirms, a later task undoes."""
+    current, backup = read_manifest(folder), folder / BACKUP
+    whole = read_manifest(folder, BACKUP) if backup.is_file() else current
+    if not 0 <= to_task < len(whole.tasks):
+        raise PassloraError(f"{folder} has the tasks 0 to {len(whole.tasks) - 1}, not {to_task}")
+    if not backup.is_file():
+        write_json(backup, to_json(current))
+    whole.tasks = whole.tasks[: to_task + 1]
+    write_json(folder / MANIFEST, to_json(whole))
+    return whole
+
+
+def prune(folder: Path) -> list[str]:
+    """Delete what a rollback left behind; returns the names of what went."""
+    manifest, gone = read_manifest(folder), []
+    (folder / BACKUP).unlink(missing_ok=True)
+    for path in sorted(folder.glob("task_*")):
+        if path.name not in {task_folder(i) for i in range(len(manifest.tasks))} and not path.is_symlink():
+            shutil.rmtree(path)
+            gone.append(path.name)
+    return gone
+
+
+def check_no_rollback(folder: Path) -> None:
+    if (folder / BACKUP).is_file():
+        raise PassloraError(
+            f"{folder} is rolled back and not confirmed: passlora rollback {folder} --prune confirms, "
+            f"passlora rollback {folder} --to_task N goes elsewhere"
+        )
 
 
 def task_folder(task: int) -> str:

@@ -153,8 +153,9 @@ def test_every_switch_runs(tiny, accelerator, options):
     assert logs[0].losses["old"] == logs[0].losses["kd"] == 0, "the first task knows no old class"
     data = task_data(config, images, labels, range(10))
     modes = config.method.inference_modes
-    for mode, confusion in learner.confusion(data, modes).items():
-        assert confusion.shape == (10, 10) and confusion.sum() == len(data.rows), mode
+    for mode, evaluation in learner.evaluate(data, modes).items():
+        assert evaluation.confusion.shape == (10, 10) and evaluation.confusion.sum() == len(data.rows), mode
+        assert evaluation.bins[:, 0].sum() == len(data.rows) and 0 <= evaluation.calibration_error <= 100
 
 
 def test_resnet18_trains_whole_with_a_copied_teacher(tiny, accelerator):
@@ -200,7 +201,7 @@ def test_accuracy_modes_against_loops(tiny, accelerator):
     config = tiny(extra_inference=["single", "vanilla", "ncm"], max_train_per_class=3)
     learner, images, labels, _ = learn_two(config, accelerator)
     data = task_data(config, images, labels, range(10))
-    got = learner.confusion(data, config.method.inference_modes)
+    got = {mode: e.confusion for mode, e in learner.evaluate(data, config.method.inference_modes).items()}
     expected = {mode: np.zeros((10, 10), dtype=int) for mode in got}
     for row in data.rows:
         with torch.no_grad():

@@ -36,6 +36,15 @@ def test_tasks_of_unequal_sizes():
     assert metrics.matrix_row(confusion[:1, :1], made, 0) == [100.0, None]
 
 
+def test_the_calibration_error_by_hand():
+    """Two bins in use: 4 images at 0.9 confidence, half of them right; 1 image at 0.5, right."""
+    bins = np.zeros((15, 3))
+    bins[13] = [4, 2, 3.6]
+    bins[7] = [1, 1, 0.5]
+    evaluation = metrics.Evaluation(np.eye(2), bins)
+    assert evaluation.calibration_error == pytest.approx(100 * (4 / 5 * 0.4 + 1 / 5 * 0.5))
+
+
 def test_mean_and_deviation_over_runs():
     runs = [metrics.summary([[100.0, None], [v, v]], [100.0, v]) for v in (40.0, 60.0)]
     got = metrics.over_runs(runs)

@@ -1,0 +1,322 @@
+"""The commands of a model's life: learn, predict, eval, info, rollback, merge. Each is also a method of PassLora."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import store
+from .config import FIELDS, Config
+from .errors import PassloraError
+from .flags import add_flags, chosen_flags
+from .manifest import AUGMENTATION, BUDGET, MANIFEST, read_manifest
+from .report import table
+
+BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))
+DATA = tuple(name for name, knob in FIELDS.items() if knob.group == "data" and name != "dataset_name")
+READING = tuple(
+    name for name in DATA if name not in (*AUGMENTATION, "test_fraction", "max_train_per_class", "max_test_per_class")
+)
+TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "seed")
+
+
+# --- parsing ---------------------------------------------------------------------------------------------------
+
+
+def add_commands(commands: Any) -> None:
+    learn = add_command(
+        commands,
+        "learn",
+        "teach a model new classes; none of the old images is needed",
+        "Teach a model the classes of a folder or dataset, as one more task. A MODEL that does not exist yet is "
+        "started, with the flags of the groups model and method.",
+    )
+    learn.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
+    learn.add_argument(
+        "--on_known",
+        choices=["error", "skip"],
+        default="error",
+        help="classes the model knows already (default: error)",
+    )
+    add_flags(learn, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING))
+
+    predict = add_command(
+        commands,
+        "predict",
+        "name what is on images",
+        "Name what is on images. Unreadable files are reported and skipped; the exit code is then 1.",
+    )
+    predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
+    predict.add_argument("--top_k", type=int, default=5, help="classes to show an image (default: 5)")
+    predict.add_argument("--views", type=int, help="1, or 4 for the ensemble of rotations (default: the model's own)")
+    predict.add_argument("--batch_size", type=int, default=64, help="images a step (default: 64)")
+    form = predict.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object a line")
+    form.add_argument("--csv", action="store_true", help="comma-separated values, with a header")
+    add_task_flags(predict)
+
+    evaluate = add_command(
+        commands,
+        "eval",
+        "test a model on labelled images",
+        "Accuracy of each task's classes and of all, calibration error, and the confusion matrix as CSV and picture. "
+        "Uses the test split of the data, or all of it if it has none.",
+    )
+    evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
+    evaluate.add_argument("--output_dir", help="where the confusion matrix goes (default: MODEL/eval)")
+    add_task_flags(evaluate)
+    add_flags(evaluate, READING)
+
+    add_command(
+        commands, "info", "show a model's tasks, classes and sizes", "Tasks, classes, dates, accuracies and sizes."
+    )
+
+    rollback = add_command(
+        commands,
+        "rollback",
+        "make a model what it was after an earlier task",
+        "Make a model what it was after an earlier task. Nothing is deleted until --prune; until then any task can be "
+        "gone back to.",
+    )
+    choice = rollback.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--to_task", type=int, help="the last task to keep; 0 is the first")
+    choice.add_argument("--prune", action="store_true", help="confirm: delete what the rollback left behind")
+
+    merge = add_command(
+        commands,
+        "merge",
+        "fold the adapter into plain timm weights, for serving without peft",
+        "Write a folder that timm.create_model('local-dir:OUT', pretrained=True) reads: the backbone, adapter folded "
+        "in, with the head as its classifier.",
+    )
+    merge.add_argument("out", metavar="OUT", help="the folder to write")
+    add_task_flags(merge)
+
+
+def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
+    return parser
+
+
+def add_task_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
+    parser.add_argument("--model_name_or_path", help="where the backbone lies, if it came from a local checkpoint")
+
+
+# --- doing -----------------------------------------------------------------------------------------------------
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Runs the command and returns the exit code."""
+    handlers = {
+        "learn": learn,
+        "predict": predict,
+        "eval": evaluate,
+        "info": info,
+        "rollback": rollback,
+        "merge": merge,
+    }
+    return handlers[arguments.command](arguments)
+
+
+def load(arguments: argparse.Namespace) -> Any:
+    read_manifest(Path(arguments.model))  # refuse before the seconds that torch takes
+    from .model import PassLora
+
+    path = arguments.model_name_or_path
+    return PassLora.from_pretrained(arguments.model, arguments.task, **({"model_name_or_path": path} if path else {}))
+
+
+def learn(arguments: argparse.Namespace) -> int:
+    folder, flags = Path(arguments.model), chosen_flags(arguments)
+    reading = {name: flags.pop(name) for name in READING if name in flags}
+    exists = (folder / MANIFEST).is_file()
+    if exists:
+        settled = [name for name in flags if name in BORN_WITH and name != "model_name_or_path"]
+        if settled:
+            raise PassloraError(f"{settled[0]} was settled when {folder} was made: leave it out")
+        read_manifest(folder).config(**flags)  # refuse before the seconds that torch takes
+        store.check_no_rollback(folder)
+    else:
+        Config.make(**{**flags, "num_tasks": 1})
+        store.check_free(folder, overwrite=False)
+    reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
+    from .model import PassLora
+
+    model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
+    lesson = model.learn(arguments.data, arguments.on_known, **reading)
+    model.save_pretrained(folder)
+    if not model.learner.accelerator.is_main_process:
+        return 0
+    if lesson.skipped_classes:
+        print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
+    names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
+    print(f"learnt {len(lesson.new_classes)} classes from {lesson.images} images in {lesson.seconds:.0f} s: {names}")
+    shown = {
+        "old classes before": lesson.old_before,
+        "old classes after": lesson.old_after,
+        "new classes": lesson.new_after,
+        "all classes": lesson.all_after,
+    }
+    measured = [[what, f"{value:.1f}%"] for what, value in shown.items() if value is not None]
+    if measured:
+        print(table(measured))
+    print(f"{folder} knows {len(model.classes)} classes now; ask it: passlora predict {folder} IMAGE...")
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    reading = {k: v for k, v in chosen_flags(arguments).items() if k in READING}
+    reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
+    model = load(arguments)
+    result = model.evaluate(arguments.data, **reading)
+    from . import figures, metrics
+
+    scenario, totals = model.scenario, result.confusion.sum(axis=1)
+    rows = [["", "classes", "images", "accuracy %"]]
+    for task in range(scenario.num_tasks):
+        part = scenario.classes(task)
+        images = int(totals[part.start : part.stop].sum())
+        accuracy = f"{metrics.accuracy(result.confusion, part):.1f}" if images else ""
+        rows.append([f"task {task}", str(len(part)), str(images), accuracy])
+    every = range(scenario.num_classes)
+    rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
+    out = Path(arguments.output_dir or Path(arguments.model) / "eval")
+    store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
+    figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
+    print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
+    print(f"saved in {out}: confusion_matrix.csv, confusion_matrix.png")
+    return 0
+
+
+def confusion_csv(classes: list[str], confusion: Any) -> str:
+    """Rows are true classes, columns predicted ones."""
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["true \\ predicted", *classes])
+    writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
+    return text.getvalue()
+
+
+def rollback(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.model)
+    if arguments.prune:
+        gone = store.prune(folder)
+        print(f"deleted: {', '.join(gone)}" if gone else "nothing to delete")
+        return 0
+    manifest = store.rollback(folder, arguments.to_task)
+    print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
+    print(f"undo: passlora rollback {folder} --to_task N; confirm: passlora rollback {folder} --prune")
+    return 0
+
+
+def merge(arguments: argparse.Namespace) -> int:
+    load(arguments).merge(arguments.out)
+    print(f"saved in {arguments.out}; read it with timm.create_model('local-dir:{arguments.out}', pretrained=True)")
+    return 0
+
+
+def info(arguments: argparse.Namespace) -> int:
+    """Tasks, classes, dates, accuracies and sizes, from the files alone."""
+    name, folder = arguments.model, Path(arguments.model)
+    manifest = read_manifest(folder)
+    settings = manifest.settings
+    lora = f"LoRA r = {settings['lora_r']}" if settings["lora_r"] else "trained whole"
+    rows = [["task", "classes", "learnt", "accuracy %", "kB", ""]]
+    for i, task in enumerate(manifest.tasks):
+        part = folder / f"task_{i:02d}"
+        size = sum(f.stat().st_size for f in part.glob("*") if f.is_file()) / 1024
+        accuracy = "" if task.accuracy is None else f"{task.accuracy:.1f}"
+        shown = ", ".join(task.classes[:6]) + (", ..." if len(task.classes) > 6 else "")
+        rows.append([str(i), str(len(task.classes)), task.learnt, accuracy, f"{size:.0f}", shown])
+    total = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1024
+    print(
+        f"{name}: {settings['model_name_or_path']}, {lora}, {settings['preset']}, {settings['inference']} inference\n"
+        f"{len(manifest.classes)} classes in {len(manifest.tasks)} tasks, {total:,.0f} kB in all\n\n{table(rows)}"
+    )
+    if (folder / store.BACKUP).is_file():
+        print(f"rolled back; confirm: passlora rollback {name} --prune")
+    return 0
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Writes a line an image as soon as its batch is done; returns the exit code."""
+    for name in ("top_k", "batch_size"):
+        if getattr(arguments, name) < 1:
+            raise PassloraError(f"{name} must be at least 1, got {getattr(arguments, name)}")
+    paths = list(find_images(arguments.images))
+    model = load(arguments)
+    writer = Writer(arguments.json, arguments.csv)
+    unreadable = 0
+    for start in range(0, len(paths), arguments.batch_size):
+        readable, images = [], []
+        for path in paths[start : start + arguments.batch_size]:
+            image = read(path)
+            if image is None:
+                unreadable += 1
+                continue
+            readable.append(path)
+            images.append(image)
+        answers = model.predict(images, arguments.top_k, arguments.views, arguments.batch_size)
+        for path, answer in zip(readable, answers, strict=True):
+            writer.write(path, [(p.label, p.probability) for p in answer])
+    if unreadable:
+        print(f"passlora: {unreadable} of {len(paths)} images could not be read", file=sys.stderr)
+    return 1 if unreadable else 0
+
+
+def find_images(names: list[str]) -> Iterator[Path]:
+    """Files as named; folders in order of their files' names."""
+    from .data import is_image
+
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found = [file for file in sorted(path.rglob("*")) if is_image(file)]
+            if not found:
+                raise PassloraError(f"no images in {path}")
+            yield from found
+        else:
+            yield path
+
+
+def read(path: Path) -> Any:
+    """The image in RGB, or None after saying why not."""
+    from PIL import Image
+
+    from .data import to_rgb
+
+    try:
+        with Image.open(path) as image:
+            return to_rgb(image)
+    except Exception as error:  # Pillow raises many types on damaged files
+        reason = "no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        print(f"passlora: skipped {path}: {reason}", file=sys.stderr)
+        return None
+
+
+class Writer:
+    """Predictions to standard output, as text, JSON lines or CSV."""
+
+    def __init__(self, as_json: bool, as_csv: bool) -> None:
+        self.as_json, self.csv = as_json, csv.writer(sys.stdout) if as_csv else None
+        if self.csv:
+            self.csv.writerow(["file", "rank", "label", "probability"])
+
+    def write(self, path: Path, answer: list[tuple[str, float]]) -> None:
+        if self.as_json:
+            ranked = [{"label": label, "probability": round(p, 6)} for label, p in answer]
+            print(json.dumps({"file": str(path), "predictions": ranked}))
+        elif self.csv:
+            self.csv.writerows([str(path), rank, label, f"{p:.6f}"] for rank, (label, p) in enumerate(answer, start=1))
+        else:
+            print(f"{path}: " + ", ".join(f"{label} {100 * p:.1f}%" for label, p in answer))
+        sys.stdout.flush()

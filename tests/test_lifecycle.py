@@ -1,0 +1,224 @@
+"""Teach, ask, test, go back, pass on: through the command line, on real digits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from passlora import PassloraError
+from passlora.cli import main
+from passlora.model import PassLora
+
+
+def write_digits(root, digits, count, start=0):
+    """`count` images of each digit as PNG files, from the `start`-th on."""
+    source = load_digits()
+    for digit in digits:
+        folder = root / f"digit {digit}"
+        folder.mkdir(parents=True)
+        for row in np.flatnonzero(source.target == digit)[start : start + count]:
+            Image.fromarray((source.images[row] * 15.9).astype(np.uint8)).save(folder / f"{row}.png")
+
+
+def call(capsys, *argv):
+    try:
+        main([str(part) for part in argv])
+        code = 0
+    except SystemExit as done:
+        code = done.code or 0
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+FLAGS = ["--num_train_epochs", "4", "--lr_milestones", "3", "--crop_padding", "0", "--horizontal_flip", "false"]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A model started by `learn` on three digits, and taught two more; images by class in folders."""
+    root = tmp_path_factory.mktemp("life")
+    write_digits(root / "first" / "train", [0, 1, 2], 25)
+    write_digits(root / "first" / "test", [0, 1, 2], 10, start=60)
+    write_digits(root / "second" / "train", [3, 4], 25)
+    write_digits(root / "second" / "test", [0, 1, 2, 3, 4], 10, start=60)
+    main(["learn", str(root / "model"), "--data", str(root / "first"), *FLAGS, "--brightness", "0"])
+    main(["learn", str(root / "model"), "--data", str(root / "second")])
+    return root
+
+
+@pytest.fixture
+def model(taught, tmp_path):
+    shutil.copytree(taught / "model", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_learning_keeps_the_old_classes_and_takes_in_the_new(taught):
+    first = PassLora.from_pretrained(taught / "model", task=0)
+    model = PassLora.from_pretrained(taught / "model")
+    assert first.classes == ["digit 0", "digit 1", "digit 2"]
+    assert model.classes == [*first.classes, "digit 3", "digit 4"]
+    before, after = first.evaluate(taught / "first"), model.evaluate(taught / "second")
+    assert np.diagonal(before.confusion).sum() / 30 > 0.6
+    old, new = np.diagonal(after.confusion)[:3].sum() / 30, np.diagonal(after.confusion)[3:].sum() / 20
+    assert old > 0.5 and new > 0.3, (old, new)
+
+
+def test_the_next_task_is_learnt_as_the_first_one_was(taught):
+    config = PassLora.from_pretrained(taught / "model").learner.config
+    assert config.training.num_train_epochs == 4 and config.training.per_device_train_batch_size == 8
+    assert config.data.horizontal_flip is False and config.data.brightness == 0
+    changed = PassLora.from_pretrained(taught / "model", num_train_epochs=2).learner.config
+    assert changed.training.num_train_epochs == 2
+
+
+def test_what_learn_prints(model, tmp_path, capsys):
+    write_digits(tmp_path / "third" / "train", [5], 6)
+    write_digits(tmp_path / "third" / "test", [0, 5], 5, start=60)
+    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "third", "--num_train_epochs", "1")
+    assert code == 0 and "learnt 1 classes from 6 images" in out and "knows 6 classes now" in out
+    for line in ("old classes before", "old classes after", "new classes", "all classes"):
+        assert line in out
+    assert (model / "task_02" / "adapter_model.safetensors").is_file()
+
+
+def test_without_a_test_split_all_images_are_learnt(model, tmp_path, capsys):
+    write_digits(tmp_path / "plain", [5, 6], 3)
+    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "plain", "--num_train_epochs", "1")
+    assert code == 0 and "learnt 2 classes from 6 images" in out and "old classes" not in out
+    assert PassLora.from_pretrained(model).tasks[-1].accuracy is None
+
+
+def test_classes_that_are_known_already(model, tmp_path, capsys):
+    write_digits(tmp_path / "more", [1, 4, 7], 3)
+    manifest = (model / "passlora.json").read_text()
+    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "more")
+    assert code == 2 and "knows already: digit 1, digit 4" in err and err.count("\n") == 1
+    assert (model / "passlora.json").read_text() == manifest
+    flags = ["--on_known", "skip", "--num_train_epochs", "1"]
+    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "more", *flags)
+    assert code == 0 and "skipped, known already: digit 1, digit 4" in out and "learnt 1 classes from 3 images" in out
+    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "more", "--on_known", "skip")
+    assert code == 2 and "no class that the model does not know" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--lora_r", "8"], "lora_r was settled when"),
+        (["--preset", "pass"], "preset was settled when"),
+        (["--num_train_epochs", "x"], "whole number"),
+        (["--learning_rat", "1"], "did you mean '--learning_rate'"),
+    ],
+)
+def test_flags_that_do_not_fit_an_existing_model(model, taught, capsys, flags, says):
+    code, _, err = call(capsys, "learn", model, "--data", taught / "second", *flags)
+    assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_eval(model, taught, capsys):
+    code, out, _ = call(capsys, "eval", model, "--data", taught / "second")
+    assert code == 0 and "ECE" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(("task", "all"))]
+    assert [row[-3:-1] for row in rows] == [["3", "30"], ["2", "20"], ["5", "50"]]
+    with open(model / "eval" / "confusion_matrix.csv", newline="") as file:
+        table = list(csv.reader(file))
+    confusion = np.array([[int(cell) for cell in row[1:]] for row in table[1:]])
+    assert table[0][1:] == [f"digit {d}" for d in range(5)] and confusion.sum(axis=1).tolist() == [10] * 5
+    assert f"{100 * np.trace(confusion) / 50:.1f}" == rows[-1][-1]
+    assert (model / "eval" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = call(capsys, "eval", model, "--data", taught / "second", "--task", "0")
+    assert code == 2 and "does not know: digit 3, digit 4" in err
+
+
+def test_rollback_undo_and_prune(model, tmp_path, capsys):
+    whole = PassLora.from_pretrained(model)
+    first = PassLora.from_pretrained(model, task=0)
+    code, out, _ = call(capsys, "rollback", model, "--to_task", "0")
+    assert code == 0 and "3 classes" in out
+    back = PassLora.from_pretrained(model)
+    assert back.classes == first.classes
+    assert torch.equal(back.learner.network.head.weight, first.learner.network.head.weight)
+    assert torch.equal(back.learner.memory.means, first.learner.memory.means)
+    code, out, _ = call(capsys, "info", model)
+    assert "--prune" in out
+
+    write_digits(tmp_path / "other", [8], 3)
+    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "other")
+    assert code == 2 and "rolled back and not confirmed" in err
+    assert call(capsys, "rollback", model, "--to_task", "1")[0] == 0
+    assert PassLora.from_pretrained(model).classes == whole.classes, "nothing was lost"
+
+    call(capsys, "rollback", model, "--to_task", "0")
+    code, out, _ = call(capsys, "rollback", model, "--prune")
+    assert code == 0 and "deleted: task_01" in out and not (model / "task_01").exists()
+    assert PassLora.from_pretrained(model).classes == first.classes
+    assert call(capsys, "learn", model, "--data", tmp_path / "other", "--num_train_epochs", "1")[0] == 0
+    assert PassLora.from_pretrained(model).classes == [*first.classes, "digit 8"]
+    code, _, err = call(capsys, "rollback", model, "--to_task", "5")
+    assert code == 2 and "has the tasks 0 to 1, not 5" in err
+
+
+PLAIN_TIMM = """
+import sys
+sys.modules["passlora"] = sys.modules["peft"] = None  # whoever imports them fails
+import timm, torch
+out, x, y = sys.argv[1:]
+model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+with torch.no_grad():
+    torch.save(model(torch.load(x)), y)
+"""
+
+
+def test_merge_is_read_by_plain_timm(taught, tmp_path, capsys):
+    code, out, _ = call(capsys, "merge", taught / "model", tmp_path / "merged")
+    assert code == 0 and "local-dir:" in out
+    model = PassLora.from_pretrained(taught / "model")
+    images = torch.randint(0, 255, (3, 3, 64, 64), dtype=torch.uint8)
+    x = model.learner.network.backbone.prepare(images)
+    torch.save(x, tmp_path / "x.pt")
+    command = [sys.executable, "-c", PLAIN_TIMM, tmp_path / "merged", tmp_path / "x.pt", tmp_path / "y.pt"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        ours = model.learner.network.head(model.learner.network(x))
+    theirs = torch.load(tmp_path / "y.pt")
+    assert theirs.shape == (3, 20) and torch.allclose(ours, theirs, atol=1e-4)
+    single = model.learner.network.scores(images, ["single"])["single"]
+    assert torch.allclose(theirs[:, ::4], single, atol=1e-4)
+    assert json.loads((tmp_path / "merged" / "classes.json").read_text()) == model.classes
+    code, _, err = call(capsys, "merge", taught / "model", tmp_path / "merged")
+    assert code == 2 and "exists already" in err
+
+
+def test_a_model_saved_elsewhere_keeps_every_task(taught, tmp_path):
+    model = PassLora.from_pretrained(taught / "model")
+    model.save_pretrained(tmp_path / "copy")
+    for task in (0, 1):
+        a, b = (PassLora.from_pretrained(f, task=task).learner.network for f in (taught / "model", tmp_path / "copy"))
+        assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    with pytest.raises(PassloraError, match="holds another model"):
+        PassLora.from_pretrained(taught / "model").save_pretrained(tmp_path / "copy")
+    with pytest.raises(PassloraError, match="learnt nothing yet"):
+        PassLora.create().save_pretrained(tmp_path / "empty")
+
+
+def test_two_lessons_before_one_save(tmp_path):
+    for name, digit in (("a", 0), ("b", 1), ("c", 2)):
+        write_digits(tmp_path / name, [digit, digit + 5], 2)
+    model = PassLora.create(num_train_epochs=1, lr_milestones=[1])
+    states = []
+    for name in ("a", "b", "c"):
+        model.learn(str(tmp_path / name))
+        states.append(model.learner.network.head.weight.detach().clone())
+    model.save_pretrained(tmp_path / "model")
+    for task, weight in enumerate(states):
+        assert torch.equal(PassLora.from_pretrained(tmp_path / "model", task=task).learner.network.head.weight, weight)
