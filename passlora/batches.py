@@ -163,9 +163,12 @@ def crop_with_padding(images: Tensor, padding: int, u_top: Tensor, u_left: Tenso
 class TrainPlans:
     """All batches of one task, epoch after epoch: one loader (and its workers) lives for the whole task."""
 
-    def __init__(self, rows: np.ndarray, batch_size: int, epochs: int, key: tuple, rank: int, world: int) -> None:
+    def __init__(
+        self, rows: np.ndarray, batch_size: int, epochs: int, key: tuple, rank: int, world: int, start: int = 0
+    ) -> None:
         self.rows, self.batch_size, self.epochs, self.key = rows, batch_size, epochs, key
         self.rank, self.world = rank, world
+        self.start = start  # steps done before an interruption
 
     @property
     def steps_per_epoch(self) -> int:
@@ -175,14 +178,17 @@ class TrainPlans:
         return self.epochs * self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Plan]:
-        for epoch in range(self.epochs):
+        for epoch in range(self.start // self.steps_per_epoch, self.epochs):
+            step = epoch * self.steps_per_epoch
             draw = generator("batches", *self.key, epoch)
             order = self.rows[torch.randperm(len(self.rows), generator=draw).numpy()]
             for start in range(0, len(order), self.batch_size):
                 batch = order[start : start + self.batch_size]
                 uniforms = torch.rand(len(batch), UNIFORMS, generator=draw)
                 share = share_of(len(batch), self.rank, self.world)
-                yield Plan(batch[share], uniforms[torch.from_numpy(share)], batch)
+                if step >= self.start:
+                    yield Plan(batch[share], uniforms[torch.from_numpy(share)], batch)
+                step += 1
 
 
 def share_of(count: int, rank: int, world: int) -> np.ndarray:

@@ -117,7 +117,8 @@ def train(config: Config) -> None:
 
     folder = Path(config.training.output_dir)
     if is_first_process():
-        store.check_free(folder, config.training.overwrite_output_dir)  # before the seconds that torch takes
+        # refuse before the seconds that torch takes
+        store.check_run(folder, config.flat(), config.training.overwrite_output_dir)
     from .run import train as run_training
 
     run_training(config)

@@ -233,7 +233,9 @@ class TrainingConfig:
     """The optimizer, the seeds and the output."""
 
     output_dir: str = knob("runs/passlora", "folder of the run: results, settings, pictures, an adapter a task")
-    overwrite_output_dir: bool = knob(False, "replace the run that output_dir holds")
+    overwrite_output_dir: bool = knob(
+        False, "start anew where output_dir holds a run (otherwise the same command continues it)"
+    )
     num_train_epochs: int = knob(10, "epochs a task")
     per_device_train_batch_size: int = knob(64, "images a process and step (each in its four views)")
     per_device_eval_batch_size: int = knob(128, "images a process and step in evaluation")
@@ -246,6 +248,8 @@ class TrainingConfig:
     mixed_precision: Literal["no", "fp16", "bf16"] | None = knob(
         None, "precision of the forward pass (none: as accelerate is configured)"
     )
+    save_epochs: int | None = knob(None, "also save inside a task, every so many epochs (none: after each task)")
+    save_steps: int | None = knob(None, "also save inside a task, every so many steps")
     seed: int = knob(0, "seeds everything: weights, batches, augmentation, draws")
     seeds: list[int] | None = knob(None, "run once a seed and report mean and standard deviation")
     class_order_seeds: list[int] | None = knob(None, "run once a class order and report mean and deviation")
@@ -260,6 +264,9 @@ class TrainingConfig:
             "gradient_accumulation_steps",
         ):
             at_least(name, getattr(self, name), 1)
+        for name in ("save_epochs", "save_steps"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
         above("learning_rate", self.learning_rate, 0)
         at_least("weight_decay", self.weight_decay, 0)
         above("lr_decay", self.lr_decay, 0)

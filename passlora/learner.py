@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .backbone import make_backbone
 from .batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
+from .checkpoint import load_checkpoint, take_checkpoint
 from .config import Config, TrainingConfig
 from .errors import PassloraError
 from .memory import Memory, Statistics
@@ -87,18 +88,30 @@ class Learner:
         data: TaskData,
         new_classes: int,
         on_epoch: Callable[[EpochLog], None] = lambda log: None,
+        on_checkpoint: Callable[[dict[str, Tensor]], None] = lambda state: None,
+        checkpoint: dict[str, Tensor] | None = None,
         name: str = "training",
     ) -> None:
-        """Grow the head, train on the new classes, remember them, and become the next task's teacher."""
+        """Grow the head, train on the new classes, remember them, and become the next task's teacher.
+
+        `checkpoint`, one of those that `on_checkpoint` was given, continues where it was taken.
+        """
         set_seed(hash_seed(self.config.training.seed, self.task))
         self.network.grow(new_classes)
-        self._train(data, on_epoch, name)
+        self._train(data, on_epoch, on_checkpoint, checkpoint, name)
         self._remember(data, new_classes)
         if self.config.method.kd_weight > 0:
             self.network.backbone.become_teacher()
         self.task += 1
 
-    def _train(self, data: TaskData, on_epoch: Callable[[EpochLog], None], name: str) -> None:
+    def _train(
+        self,
+        data: TaskData,
+        on_epoch: Callable[[EpochLog], None],
+        on_checkpoint: Callable[[dict[str, Tensor]], None],
+        checkpoint: dict[str, Tensor] | None,
+        name: str,
+    ) -> None:
         training, accelerator = self.config.training, self.accelerator
         plans = TrainPlans(
             data.rows,
@@ -107,20 +120,21 @@ class Learner:
             (training.seed, self.task),
             accelerator.process_index,
             accelerator.num_processes,
+            start=0 if checkpoint is None else int(checkpoint["step"]),
         )
         optimizer = torch.optim.Adam(
             self.network.trainable(), lr=training.learning_rate, weight_decay=training.weight_decay
         )
         model, prepared = accelerator.prepare(self.network, optimizer)
-        groups = accumulation_groups(plans.steps_per_epoch, training.gradient_accumulation_steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: lr_scale(update / (groups[-1][0] + 1), training)
-        )
         draws = generator("draws", training.seed, self.task, device=accelerator.device)
         history: list[Tensor] = []
+        if checkpoint is not None:
+            history = load_checkpoint(checkpoint, self.network, optimizer, draws, accelerator)
+        groups = accumulation_groups(plans.steps_per_epoch, training.gradient_accumulation_steps)
+        updates_per_epoch = groups[-1][0] + 1
         model.train()
-        bar = progress(total=len(plans), desc=name, unit="step")
-        for step, batch in enumerate(data.images.batches(plans)):
+        bar = progress(total=len(plans), initial=plans.start, desc=name, unit="step")
+        for step, batch in enumerate(data.images.batches(plans), start=plans.start):
             epoch, step_in_epoch = divmod(step, plans.steps_per_epoch)
             last = step_in_epoch == plans.steps_per_epoch - 1
             group, group_size = groups[step_in_epoch]
@@ -128,11 +142,11 @@ class Learner:
             with nullcontext() if update else accelerator.no_sync(model):
                 losses = self._losses(model, batch, data, plans.batch_size, draws)
                 accelerator.backward(losses.total / group_size)
-            learning_rate = float(schedule.get_last_lr()[0])
+            learning_rate = training.learning_rate * lr_scale(epoch + group / updates_per_epoch, training)
             if update:
+                optimizer.param_groups[0]["lr"] = learning_rate
                 prepared.step()
                 prepared.zero_grad()
-                schedule.step()
             history.append(torch.stack([getattr(losses, term).detach() for term in LOSS_NAMES]))
             if not bar.disable and (last or step % 20 == 0):  # the loss leaves the device only to be looked at
                 bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {losses.total.item():.3f}")
@@ -140,6 +154,10 @@ class Learner:
             if last:
                 on_epoch(epoch_log(self.task, epoch, learning_rate, history))
                 history = []
+            if update and is_time_to_save(step + 1, plans.steps_per_epoch, training) and step + 1 < len(plans):
+                state = take_checkpoint(step + 1, self.network, optimizer, draws, accelerator, history)
+                done = torch.tensor((step + 1) // plans.steps_per_epoch)
+                on_checkpoint({"task": torch.tensor(self.task), "epoch": done, **state})
         bar.close()
         self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
         for buffer in self.network.buffers():  # batch statistics are a process's own until its next forward
@@ -257,6 +275,12 @@ def accumulation_groups(steps: int, size: int) -> list[tuple[int, int]]:
     An epoch ends in an update: its last group may be smaller.
     """
     return [(step // size, min(size, steps - step // size * size)) for step in range(steps)]
+
+
+def is_time_to_save(steps: int, steps_per_epoch: int, config: TrainingConfig) -> bool:
+    """After `steps` steps of a task."""
+    by_steps = config.save_steps is not None and steps % config.save_steps == 0
+    return by_steps or (config.save_epochs is not None and steps % (config.save_epochs * steps_per_epoch) == 0)
 
 
 def lr_scale(epoch: float, config: TrainingConfig) -> float:

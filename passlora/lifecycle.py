@@ -145,7 +145,8 @@ def learn(arguments: argparse.Namespace) -> int:
         store.check_no_rollback(folder)
     else:
         Config.make(**{**flags, "num_tasks": 1})
-        store.check_free(folder, overwrite=False)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise PassloraError(f"{folder} exists and is no model: choose another folder")
     reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
     from .model import PassLora
 

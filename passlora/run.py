@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .config import Config
 from .data import Dataset, load_dataset
 from .errors import PassloraError
 from .learner import EpochLog, Learner, TaskData
-from .manifest import Manifest, TaskEntry, settings_of
+from .manifest import MANIFEST, Manifest, TaskEntry, read_manifest, settings_of
 from .report import final_table, matrix_csv, seeds_table
 from .scenario import Scenario, make_scenario
 
@@ -33,13 +34,17 @@ def train(config: Config, say: Say = print) -> dict[str, Any]:
     """Run the configuration and return what results.json holds."""
     folder = Path(config.training.output_dir)
     accelerator = make_accelerator(config, folder)
-    if accelerator.is_main_process:
-        store.claim(folder, config.training.overwrite_output_dir)
-        store.write_yaml(folder / store.CONFIG, config.flat())
-        if config.training.report_to != "none":
-            accelerator.init_trackers("passlora", config={key: str(value) for key, value in config.flat().items()})
-    else:
-        say = silent
+    with store.lock(folder) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            store.claim(folder, config.flat(), config.training.overwrite_output_dir)
+            if config.training.report_to != "none":
+                accelerator.init_trackers("passlora", config={key: str(value) for key, value in config.flat().items()})
+        accelerator.wait_for_everyone()
+        return train_all(config, folder, accelerator, say if accelerator.is_main_process else silent)
+
+
+def train_all(config: Config, folder: Path, accelerator: Accelerator, say: Say) -> dict[str, Any]:
+    """Every seed, or class order, that is asked for."""
     variants = seed_variants(config)
     if not variants:
         results = train_one(config, folder, accelerator, say)
@@ -146,31 +151,33 @@ class Stream:
         return TaskEntry(names, datetime.now(timezone.utc).isoformat(timespec="seconds"), accuracy)
 
     def run(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
-        """Learn every task in turn; the model and the numbers so far are saved after each."""
-        start = time.perf_counter()
+        """Learn every task in turn, from where the folder's run was left; model and numbers are saved after each."""
+        record = Record.read(folder, config.method.inference_modes)
+        if record.tasks_done == self.scenario.num_tasks:
+            self.say(f"\n{name}: finished already")
+            return record.results
+        start = time.perf_counter() - record.seconds
         learner = Learner(config, self.accelerator)
         self.say(f"\n{name}: {trainable_share(learner)}")
-        modes = config.method.inference_modes
-        matrices: dict[str, metrics.Matrix] = {mode: [] for mode in modes}
-        stages: dict[str, list[float]] = {mode: [] for mode in modes}
-        results: dict[str, Any] = {}
         manifest = Manifest(settings_of(config))
+        if record.tasks_done:
+            manifest = read_manifest(folder)
+            store.restore(folder, learner, manifest, record.tasks_done)
+        checkpoint = store.read_checkpoint(folder, record.tasks_done)
+        if record.tasks_done or checkpoint:
+            at = f", step {int(checkpoint['step'])}" if checkpoint else ""
+            self.say(f"{name}: continuing with task {record.tasks_done + 1}{at}")
         log = Log(folder, f"seed_{config.training.seed}/{name}", self.accelerator)
-        for task in range(self.scenario.num_tasks):
+        log.cut(record.tasks_done, 0 if checkpoint is None else int(checkpoint["epoch"]))
+        for task in range(record.tasks_done, self.scenario.num_tasks):
             began = time.perf_counter()
             train, test = self.data(task, learner.network.backbone.image_size, config)
             label = f"{name} task {task + 1}/{self.scenario.num_tasks}"
-            learner.learn(train, self.scenario.task_sizes[task], log, label)
-            evaluations = learner.evaluate(test, modes)
-            for mode, evaluation in evaluations.items():
-                matrices[mode].append(metrics.matrix_row(evaluation.confusion, self.scenario, task))
-                stages[mode].append(metrics.accuracy(evaluation.confusion, range(self.scenario.seen(task))))
-            results = {
+            learner.learn(train, self.scenario.task_sizes[task], log, self.saver(folder), checkpoint, label)
+            checkpoint = None
+            record.add(learner.evaluate(test, config.method.inference_modes), self.scenario, task)
+            record.results |= {
                 "preset": name,
-                **metrics.summary(matrices[modes[0]], stages[modes[0]]),
-                "ece": evaluations[modes[0]].calibration_error,
-                "inference": modes[0],
-                "inference_modes": {mode: metrics.summary(matrices[mode], stages[mode]) for mode in modes},
                 "seed": config.training.seed,
                 "seconds": round(time.perf_counter() - start, 2),
                 "finished": task + 1 == self.scenario.num_tasks,
@@ -181,18 +188,64 @@ class Stream:
                 "version": __version__,
                 "compare": {},
             }
-            if self.accelerator.is_main_process:
-                manifest.tasks.append(self.entry(task, stages[modes[0]][-1]))
+            if self.accelerator.is_main_process:  # numbers first, the manifest last: it says which tasks are done
+                manifest.tasks.append(self.entry(task, record.results["last"]))
+                store.write_json(folder / store.RESULTS, record.results)
                 store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
-                store.write_json(folder / store.RESULTS, results)
-            self.say(f"{label}: {describe_stage(stages, self.scenario, task)}, {time.perf_counter() - began:.0f} s")
+                (folder / store.CHECKPOINT).unlink(missing_ok=True)
+            self.say(f"{label}: {record.describe(self.scenario, task)}, {time.perf_counter() - began:.0f} s")
         if config.method.proto_aug != "none":
             memory = learner.memory
             self.say(
                 f"{name}: remembers {memory.num_classes} classes by {memory.num_entries:,} numbers "
                 f"({memory.num_bytes / 1024:.0f} kB), radius {memory.radius:.3f}"
             )
-        return results
+        return record.results
+
+    def saver(self, folder: Path) -> Callable[[dict[str, Any]], None]:
+        """Writes the state inside a task, from the first process."""
+
+        def save(state: dict[str, Any]) -> None:
+            if self.accelerator.is_main_process:
+                store.write_tensors(folder / store.CHECKPOINT, state)
+
+        return save
+
+
+class Record:
+    """The numbers of a run as it goes on: results.json, and what it is made from."""
+
+    def __init__(self, modes: list[str], results: dict[str, Any], tasks_done: int) -> None:
+        self.modes, self.results, self.tasks_done = modes, results, tasks_done
+        parts = results.get("inference_modes", {})
+        self.matrices: dict[str, metrics.Matrix] = {m: parts[m]["accuracy_matrix"] if m in parts else [] for m in modes}
+        self.stages: dict[str, list[float]] = {m: parts[m]["stage_accuracy"] if m in parts else [] for m in modes}
+        for mode in modes:  # a task whose manifest was not written is learnt again
+            del self.matrices[mode][tasks_done:], self.stages[mode][tasks_done:]
+
+    @classmethod
+    def read(cls, folder: Path, modes: list[str]) -> Record:
+        if not (folder / MANIFEST).is_file():
+            return cls(modes, {}, 0)
+        results = json.loads((folder / store.RESULTS).read_text(encoding="utf-8"))
+        return cls(modes, results, len(read_manifest(folder).tasks))
+
+    @property
+    def seconds(self) -> float:
+        return float(self.results.get("seconds", 0.0)) if self.tasks_done else 0.0
+
+    def add(self, evaluations: dict[str, metrics.Evaluation], scenario: Scenario, task: int) -> None:
+        for mode, evaluation in evaluations.items():
+            self.matrices[mode].append(metrics.matrix_row(evaluation.confusion, scenario, task))
+            self.stages[mode].append(metrics.accuracy(evaluation.confusion, range(scenario.seen(task))))
+        summaries = {mode: metrics.summary(self.matrices[mode], self.stages[mode]) for mode in self.modes}
+        main = self.modes[0]
+        ece = evaluations[main].calibration_error
+        self.results |= {**summaries[main], "ece": ece, "inference": main, "inference_modes": summaries}
+
+    def describe(self, scenario: Scenario, task: int) -> str:
+        shown = ", ".join(f"{values[-1]:.1f}% {mode}" for mode, values in self.stages.items())
+        return f"{shown} over {scenario.seen(task)} classes"
 
 
 class Log:
@@ -201,6 +254,15 @@ class Log:
     def __init__(self, folder: Path, name: str, accelerator: Accelerator) -> None:
         self.folder, self.name, self.accelerator = folder, name, accelerator
         self.epochs = 0  # over all tasks
+
+    def cut(self, task: int, epoch: int) -> None:
+        """Forget the epochs that will be run again."""
+        path = self.folder / store.LOG
+        if self.accelerator.is_main_process and path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if is_before(line, task, epoch)]
+            self.epochs = len(kept)
+            store.write_text(path, "".join(kept))
 
     def __call__(self, log: EpochLog) -> None:
         if not all(np.isfinite(list(log.losses.values()))):
@@ -216,6 +278,15 @@ class Log:
                 file.write(json.dumps(dataclasses.asdict(log)) + "\n")
 
 
+def is_before(line: str, task: int, epoch: int) -> bool:
+    """Whether a line of the log belongs to an earlier epoch; a line that was cut off does not."""
+    try:
+        entry = json.loads(line)
+        return (entry["task"], entry["epoch"]) < (task, epoch)
+    except (ValueError, KeyError):
+        return False
+
+
 def trainable_share(learner: Learner) -> str:
     trainable, total = learner.network.backbone.parameter_counts()
     kind = "LoRA adapter" if learner.network.backbone.has_lora else "whole backbone"
@@ -224,11 +295,6 @@ def trainable_share(learner: Learner) -> str:
         f"training {trainable:,} of {total:,} backbone weights ({100 * trainable / total:.2f}%, {kind}) "
         f"and {per_class:,} head weights a class"
     )
-
-
-def describe_stage(stages: dict[str, list[float]], scenario: Scenario, task: int) -> str:
-    shown = ", ".join(f"{values[-1]:.1f}% {mode}" for mode, values in stages.items())
-    return f"{shown} over {scenario.seen(task)} classes"
 
 
 def combine(config: Config, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:

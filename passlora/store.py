@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,12 @@ from .manifest import MANIFEST, Manifest, read_manifest, to_json
 if TYPE_CHECKING:
     from .learner import Learner
 
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
+
 CONFIG, RESULTS, LOG = "config.yaml", "results.json", "training_log.jsonl"
 PROTOTYPES, HEAD = "prototypes.safetensors", "head.safetensors"
-BACKUP = "passlora.backup.json"
+TEMPORARY = ".passlora-"
+BACKUP, CHECKPOINT, LOCK = "passlora.backup.json", "checkpoint.safetensors", ".lock"
 ADAPTER, BACKBONE = "adapter_model.safetensors", "backbone.safetensors"
 OURS = (
     "task_*",
@@ -35,39 +40,70 @@ OURS = (
     "accuracy_matrix.csv",
     MANIFEST,
     BACKUP,
+    CHECKPOINT,
     CONFIG,
 )
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
-    """Say why the folder cannot take a new run, if it cannot."""
+MAY_CHANGE = ("output_dir", "overwrite_output_dir", "dataloader_num_workers", "report_to", "save_steps", "save_epochs")
+
+
+def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
+    """Say why the folder can take neither a new run nor the continuation of this one, if so."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"output_dir {folder} is a file")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / CONFIG).is_file():
+    if not folder.is_dir() or all(path.name == LOCK for path in folder.iterdir()) or overwrite:
+        if overwrite and folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
             raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
-        if not overwrite:
-            raise PassloraError(
-                f"output_dir {folder} holds a run already: choose another --output_dir, or add --overwrite_output_dir"
-            )
+        return
+    if not (folder / CONFIG).is_file():
+        raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
+    from .config import read_yaml
+
+    before = read_yaml(str(folder / CONFIG))
+    changed = [k for k in config if config[k] != before.get(k) and k not in MAY_CHANGE]
+    if changed:
+        shown = "; ".join(f"{key} was {before.get(key)}, is {config[key]}" for key in changed[:5])
+        raise PassloraError(
+            f"output_dir {folder} holds a run with other settings ({shown}): choose another --output_dir, "
+            "or add --overwrite_output_dir"
+        )
 
 
-def claim(folder: Path, overwrite: bool) -> None:
-    """Make the folder ready for a new run; only a run's own files are ever removed."""
-    check_free(folder, overwrite)
-    for pattern in OURS:
-        for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
+    """Make the folder ready to start or continue a run; only a run's own files are ever removed."""
+    check_run(folder, config, overwrite)
+    if overwrite:
+        for pattern in OURS:
+            for path in folder.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in list(folder.glob(f"**/{TEMPORARY}*")):  # left by a write that was cut off
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    write_yaml(folder / CONFIG, config)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the system lets go of it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PassloraError(f"output_dir {folder} cannot be made: {error.strerror}") from None
+        raise PassloraError(f"{folder} cannot be made: {error.strerror}") from None
+    if fcntl is None:
+        yield
+        return
+    with open(folder / LOCK, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PassloraError(f"{folder} is in use by another process") from None
+        yield
 
 
 def write(path: Path, save: Callable[[Path], None]) -> None:
     """`save` writes to a file beside `path`, which then takes its name: readers see the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -134,7 +170,7 @@ def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[
     backbone = learner.network.backbone
     for task, state in states.items():
         target = folder / task_folder(task)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".task-") as name:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as name:
             new = Path(name) / "task"
             new.mkdir()
             write_tensors(new / (ADAPTER if backbone.has_lora else BACKBONE), state.backbone)
@@ -145,6 +181,17 @@ def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[
             os.replace(new, target)
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())
     write_json(folder / MANIFEST, to_json(manifest))
+
+
+def read_checkpoint(folder: Path, task: int) -> dict[str, Any] | None:
+    """The state inside `task` that was saved last; None if there is none, or it is of a task that is done."""
+    from safetensors.torch import load_file
+
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return None
+    state = load_file(path)
+    return state if int(state["task"]) == task else None
 
 
 def copy_tasks(source: Path, folder: Path, tasks: list[int]) -> None:

@@ -119,7 +119,9 @@ def test_train_as_a_process(tmp_path):
     assert "step/s" not in done.stderr and "Warning" not in done.stderr
     assert "saved in runs/digits" in done.stdout
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 2 and "add --overwrite_output_dir" in again.stderr
+    assert again.returncode == 0 and "finished already" in again.stdout
+    other = subprocess.run([*command, "--kd_weight", "3"], cwd=tmp_path, capture_output=True, text=True)
+    assert other.returncode == 2 and "kd_weight was 10.0, is 3.0" in other.stderr
 
 
 @pytest.mark.parametrize("size", [(40, 30), (90, 80)], ids=["decoded once", "decoded by workers"])

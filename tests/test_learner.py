@@ -114,7 +114,7 @@ def test_the_student_runs_once_a_step_and_the_teacher_without_autograd(tiny, acc
         "forward",
         lambda x: (calls.append((body.active_adapter, torch.is_grad_enabled())), forward(x))[1],
     )
-    learner._train(task_data(config, images, labels, range(6)), lambda log: None, "test")
+    learner._train(task_data(config, images, labels, range(6)), lambda log: None, lambda state: None, None, "test")
     steps = -(-36 // 8)
     assert calls == [("teacher", False), ("default", True)] * steps
 

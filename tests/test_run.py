@@ -79,7 +79,7 @@ def test_the_folder_holds_a_model_a_task_and_no_image(finished):
     heads = [load_file(folder / f"task_{t:02d}" / "head.safetensors")["weight"] for t in (1, 2)]
     assert not torch.equal(heads[0], heads[1][:28]), "each task has a head of its own"
     assert load_file(folder / "prototypes.safetensors")["means"].shape == (40, 192)
-    suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file()}
+    suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file() and p.name != ".lock"}
     assert suffixes == {".safetensors", ".json", ".jsonl", ".yaml", ".csv", ".png"}
 
 
@@ -111,13 +111,23 @@ def test_the_resolved_config_is_saved(finished):
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path):
-    with pytest.raises(PassloraError, match="--overwrite_output_dir"):
-        store.claim(finished[0], overwrite=False)
+    flat = load(str(finished[0] / "config.yaml"), {}).flat()
+    with pytest.raises(PassloraError, match=r"kd_weight was 10.0, is 3.*--overwrite_output_dir"):
+        store.claim(finished[0], {**flat, "kd_weight": 3}, overwrite=False)
     (tmp_path / "thesis.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(PassloraError, match="holds no run"):
-            store.claim(tmp_path, overwrite)
+            store.claim(tmp_path, flat, overwrite)
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_finished_run_is_read_again_not_run_again(finished, monkeypatch):
+    folder, results, _ = finished
+    monkeypatch.setattr("passlora.run.Learner", None)  # nothing may be learnt
+    said = []
+    again = train(load(str(folder / "config.yaml"), {}), said.append)
+    assert "".join(said).count("finished already") == 4
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
 
 
 def test_overwriting_removes_the_runs_own_files_only(tmp_path):
@@ -125,8 +135,9 @@ def test_overwriting_removes_the_runs_own_files_only(tmp_path):
     for name in ("notes.txt", "holiday.png"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "task_00").mkdir()
-    store.claim(tmp_path, overwrite=True)
-    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "holiday.png"}
+    store.claim(tmp_path, {"a": 2}, overwrite=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "holiday.png", "config.yaml"}
+    assert (tmp_path / "config.yaml").read_text() == "a: 2\n"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
