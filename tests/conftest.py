@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from passlora import Config
+from passlora.cli import main
 from passlora.head import Head
 from passlora.memory import Draw
 
@@ -89,3 +90,19 @@ def image_tree(tmp_path):
         return root
 
     return make
+
+
+@pytest.fixture
+def cli(capsys):
+    """The command line in process: exit code, standard output, standard error."""
+
+    def call(*argv):
+        try:
+            main([str(part) for part in argv])
+            code = 0
+        except SystemExit as done:
+            code = done.code or 0
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call

@@ -13,13 +13,6 @@ from passlora.cli import main
 from passlora.config import FIELDS
 
 
-def call(capsys, *argv):
-    with pytest.raises(SystemExit) as caught:
-        main(list(argv))
-    output = capsys.readouterr()
-    return caught.value.code, output.out, output.err
-
-
 def heavy_imports(*argv):
     """Run the command in a fresh interpreter, and tell which heavy packages it imported."""
     code = (
@@ -46,12 +39,12 @@ def test_nothing_heavy_is_imported_to_help_or_to_refuse(argv):
     assert "HEAVY []" in heavy_imports(*argv)
 
 
-def test_help_lists_every_knob(capsys):
-    code, out, _ = call(capsys, "train", "--help")
+def test_help_lists_every_knob(cli):
+    code, out, _ = cli("train", "--help")
     assert code == 0
     for name in FIELDS:
         assert f"--{name}" in out
-    code, out, _ = call(capsys, "--help")
+    code, out, _ = cli("--help")
     assert code == 0 and all(command in out for command in ("train", "validate", "env"))
 
 
@@ -69,16 +62,16 @@ def test_help_lists_every_knob(capsys):
         (["validate"], "required: RECIPE"),
     ],
 )
-def test_mistakes_get_one_sentence(capsys, argv, says):
-    code, out, err = call(capsys, *argv)
+def test_mistakes_get_one_sentence(cli, argv, says):
+    code, out, err = cli(*argv)
     assert code == 2 and out == ""
     assert says in err and err.startswith("passlora: error: ") and err.count("\n") == 1
 
 
-def test_an_unknown_key_in_a_recipe(capsys, tmp_path):
+def test_an_unknown_key_in_a_recipe(cli, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("num_tasks: 2\nlora_rank: 4\n")
-    code, _, err = call(capsys, "validate", str(recipe))
+    code, _, err = cli("validate", str(recipe))
     assert code == 2 and "unknown key 'lora_rank'; did you mean 'lora_r'?" in err
 
 
@@ -101,8 +94,8 @@ def test_without_a_command_the_help_is_shown(capsys):
     assert "start here" in capsys.readouterr().out
 
 
-def test_version(capsys):
-    code, out, _ = call(capsys, "--version")
+def test_version(cli):
+    code, out, _ = cli("--version")
     assert code == 0 and out.startswith("passlora ")
 
 
@@ -125,13 +118,11 @@ def test_train_as_a_process(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(40, 30), (90, 80)], ids=["decoded once", "decoded by workers"])
-def test_bad_data_is_one_sentence_from_the_command_line(size, capsys, image_tree, tmp_path):
+def test_bad_data_is_one_sentence_from_the_command_line(size, cli, image_tree, tmp_path):
     root = image_tree(size=size)
     bad = root / "train" / "dog" / "2.png"
     bad.write_bytes(b"")
-    code, _, err = call(
-        capsys, "train", "--dataset_name", str(root), "--num_tasks", "3", "--output_dir", str(tmp_path / "o")
-    )
+    code, _, err = cli("train", "--dataset_name", str(root), "--num_tasks", "3", "--output_dir", str(tmp_path / "o"))
     assert code == 2 and "dog/2.png" in err and err.count("\n") == 1
 
 
@@ -150,7 +141,7 @@ def test_mixed_precision_and_a_tracker(tmp_path):
     assert list((tmp_path / "out/logs").rglob("events*"))
 
 
-def test_a_tracker_that_is_not_installed(capsys, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, err = call(capsys, "train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
+    code, _, err = cli("train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
     assert code == 2 and "pip install wandb" in err

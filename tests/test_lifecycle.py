@@ -29,16 +29,6 @@ def write_digits(root, digits, count, start=0):
             Image.fromarray((source.images[row] * 15.9).astype(np.uint8)).save(folder / f"{row}.png")
 
 
-def call(capsys, *argv):
-    try:
-        main([str(part) for part in argv])
-        code = 0
-    except SystemExit as done:
-        code = done.code or 0
-    output = capsys.readouterr()
-    return code, output.out, output.err
-
-
 FLAGS = ["--num_train_epochs", "4", "--lr_milestones", "3", "--crop_padding", "0", "--horizontal_flip", "false"]
 
 
@@ -80,33 +70,33 @@ def test_the_next_task_is_learnt_as_the_first_one_was(taught):
     assert changed.training.num_train_epochs == 2
 
 
-def test_what_learn_prints(model, tmp_path, capsys):
+def test_what_learn_prints(model, tmp_path, cli):
     write_digits(tmp_path / "third" / "train", [5], 6)
     write_digits(tmp_path / "third" / "test", [0, 5], 5, start=60)
-    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "third", "--num_train_epochs", "1")
+    code, out, _ = cli("learn", model, "--data", tmp_path / "third", "--num_train_epochs", "1")
     assert code == 0 and "learnt 1 classes from 6 images" in out and "knows 6 classes now" in out
     for line in ("old classes before", "old classes after", "new classes", "all classes"):
         assert line in out
     assert (model / "task_02" / "adapter_model.safetensors").is_file()
 
 
-def test_without_a_test_split_all_images_are_learnt(model, tmp_path, capsys):
+def test_without_a_test_split_all_images_are_learnt(model, tmp_path, cli):
     write_digits(tmp_path / "plain", [5, 6], 3)
-    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "plain", "--num_train_epochs", "1")
+    code, out, _ = cli("learn", model, "--data", tmp_path / "plain", "--num_train_epochs", "1")
     assert code == 0 and "learnt 2 classes from 6 images" in out and "old classes" not in out
     assert PassLora.from_pretrained(model).tasks[-1].accuracy is None
 
 
-def test_classes_that_are_known_already(model, tmp_path, capsys):
+def test_classes_that_are_known_already(model, tmp_path, cli):
     write_digits(tmp_path / "more", [1, 4, 7], 3)
     manifest = (model / "passlora.json").read_text()
-    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "more")
+    code, _, err = cli("learn", model, "--data", tmp_path / "more")
     assert code == 2 and "knows already: digit 1, digit 4" in err and err.count("\n") == 1
     assert (model / "passlora.json").read_text() == manifest
     flags = ["--on_known", "skip", "--num_train_epochs", "1"]
-    code, out, _ = call(capsys, "learn", model, "--data", tmp_path / "more", *flags)
+    code, out, _ = cli("learn", model, "--data", tmp_path / "more", *flags)
     assert code == 0 and "skipped, known already: digit 1, digit 4" in out and "learnt 1 classes from 3 images" in out
-    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "more", "--on_known", "skip")
+    code, _, err = cli("learn", model, "--data", tmp_path / "more", "--on_known", "skip")
     assert code == 2 and "no class that the model does not know" in err
 
 
@@ -119,13 +109,13 @@ def test_classes_that_are_known_already(model, tmp_path, capsys):
         (["--learning_rat", "1"], "did you mean '--learning_rate'"),
     ],
 )
-def test_flags_that_do_not_fit_an_existing_model(model, taught, capsys, flags, says):
-    code, _, err = call(capsys, "learn", model, "--data", taught / "second", *flags)
+def test_flags_that_do_not_fit_an_existing_model(model, taught, cli, flags, says):
+    code, _, err = cli("learn", model, "--data", taught / "second", *flags)
     assert code == 2 and says in err and err.count("\n") == 1
 
 
-def test_eval(model, taught, capsys):
-    code, out, _ = call(capsys, "eval", model, "--data", taught / "second")
+def test_eval(model, taught, cli):
+    code, out, _ = cli("eval", model, "--data", taught / "second")
     assert code == 0 and "ECE" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("task", "all"))]
     assert [row[-3:-1] for row in rows] == [["3", "30"], ["2", "20"], ["5", "50"]]
@@ -135,35 +125,35 @@ def test_eval(model, taught, capsys):
     assert table[0][1:] == [f"digit {d}" for d in range(5)] and confusion.sum(axis=1).tolist() == [10] * 5
     assert f"{100 * np.trace(confusion) / 50:.1f}" == rows[-1][-1]
     assert (model / "eval" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
-    code, _, err = call(capsys, "eval", model, "--data", taught / "second", "--task", "0")
+    code, _, err = cli("eval", model, "--data", taught / "second", "--task", "0")
     assert code == 2 and "does not know: digit 3, digit 4" in err
 
 
-def test_rollback_undo_and_prune(model, tmp_path, capsys):
+def test_rollback_undo_and_prune(model, tmp_path, cli):
     whole = PassLora.from_pretrained(model)
     first = PassLora.from_pretrained(model, task=0)
-    code, out, _ = call(capsys, "rollback", model, "--to_task", "0")
+    code, out, _ = cli("rollback", model, "--to_task", "0")
     assert code == 0 and "3 classes" in out
     back = PassLora.from_pretrained(model)
     assert back.classes == first.classes
     assert torch.equal(back.learner.network.head.weight, first.learner.network.head.weight)
     assert torch.equal(back.learner.memory.means, first.learner.memory.means)
-    code, out, _ = call(capsys, "info", model)
+    code, out, _ = cli("info", model)
     assert "--prune" in out
 
     write_digits(tmp_path / "other", [8], 3)
-    code, _, err = call(capsys, "learn", model, "--data", tmp_path / "other")
+    code, _, err = cli("learn", model, "--data", tmp_path / "other")
     assert code == 2 and "rolled back and not confirmed" in err
-    assert call(capsys, "rollback", model, "--to_task", "1")[0] == 0
+    assert cli("rollback", model, "--to_task", "1")[0] == 0
     assert PassLora.from_pretrained(model).classes == whole.classes, "nothing was lost"
 
-    call(capsys, "rollback", model, "--to_task", "0")
-    code, out, _ = call(capsys, "rollback", model, "--prune")
+    cli("rollback", model, "--to_task", "0")
+    code, out, _ = cli("rollback", model, "--prune")
     assert code == 0 and "deleted: task_01" in out and not (model / "task_01").exists()
     assert PassLora.from_pretrained(model).classes == first.classes
-    assert call(capsys, "learn", model, "--data", tmp_path / "other", "--num_train_epochs", "1")[0] == 0
+    assert cli("learn", model, "--data", tmp_path / "other", "--num_train_epochs", "1")[0] == 0
     assert PassLora.from_pretrained(model).classes == [*first.classes, "digit 8"]
-    code, _, err = call(capsys, "rollback", model, "--to_task", "5")
+    code, _, err = cli("rollback", model, "--to_task", "5")
     assert code == 2 and "has the tasks 0 to 1, not 5" in err
 
 
@@ -178,8 +168,8 @@ with torch.no_grad():
 """
 
 
-def test_merge_is_read_by_plain_timm(taught, tmp_path, capsys):
-    code, out, _ = call(capsys, "merge", taught / "model", tmp_path / "merged")
+def test_merge_is_read_by_plain_timm(taught, tmp_path, cli):
+    code, out, _ = cli("merge", taught / "model", tmp_path / "merged")
     assert code == 0 and "local-dir:" in out
     model = PassLora.from_pretrained(taught / "model")
     images = torch.randint(0, 255, (3, 3, 64, 64), dtype=torch.uint8)
@@ -195,7 +185,7 @@ def test_merge_is_read_by_plain_timm(taught, tmp_path, capsys):
     single = model.learner.network.scores(images, ["single"])["single"]
     assert torch.allclose(theirs[:, ::4], single, atol=1e-4)
     assert json.loads((tmp_path / "merged" / "classes.json").read_text()) == model.classes
-    code, _, err = call(capsys, "merge", taught / "model", tmp_path / "merged")
+    code, _, err = cli("merge", taught / "model", tmp_path / "merged")
     assert code == 2 and "exists already" in err
 
 

@@ -14,7 +14,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from passlora import Config, PassloraError, train
-from passlora.cli import main
 from passlora.data import load_dataset
 from passlora.manifest import read_manifest
 from passlora.model import PassLora
@@ -254,16 +253,6 @@ def test_a_task_that_is_not_there(trained):
         PassLora.from_pretrained(trained[0], task=3)
 
 
-def run_cli(capsys, *argv):
-    try:
-        main([str(part) for part in argv])
-        code = 0
-    except SystemExit as done:
-        code = done.code or 0
-    output = capsys.readouterr()
-    return code, output.out, output.err
-
-
 @pytest.fixture
 def pictures(tmp_path):
     folder = tmp_path / "pictures"
@@ -273,21 +262,21 @@ def pictures(tmp_path):
     return folder
 
 
-def test_predict_from_the_command_line(trained, pictures, capsys):
-    code, out, _ = run_cli(capsys, "predict", trained[0], pictures, "--top_k", "2")
+def test_predict_from_the_command_line(trained, pictures, cli):
+    code, out, _ = cli("predict", trained[0], pictures, "--top_k", "2")
     assert code == 0 and len(out.splitlines()) == 3 and out.count("%") == 6
-    code, out, _ = run_cli(capsys, "predict", trained[0], pictures, "--json", "--views", "1", "--batch_size", "2")
+    code, out, _ = cli("predict", trained[0], pictures, "--json", "--views", "1", "--batch_size", "2")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [row["file"] for row in rows] == [str(pictures / f"{i}.png") for i in range(3)]
     assert all(len(row["predictions"]) == 5 for row in rows)
-    code, out, _ = run_cli(capsys, "predict", trained[0], pictures / "1.png", "--csv", "--top_k", "1", "--task", "0")
+    code, out, _ = cli("predict", trained[0], pictures / "1.png", "--csv", "--top_k", "1", "--task", "0")
     header, row = out.split()
     assert header == "file,rank,label,probability" and row.split(",")[2] in "012"
 
 
-def test_unreadable_files_are_reported_and_skipped(trained, pictures, capsys):
+def test_unreadable_files_are_reported_and_skipped(trained, pictures, cli):
     (pictures / "1.png").write_bytes(b"broken")
-    code, out, err = run_cli(capsys, "predict", trained[0], pictures, pictures / "gone.png")
+    code, out, err = cli("predict", trained[0], pictures, pictures / "gone.png")
     assert code == 1 and len(out.splitlines()) == 2
     assert "skipped" in err and "1.png" in err and "gone.png: no such file" in err and "2 of 4 images" in err
 
@@ -301,14 +290,14 @@ def test_unreadable_files_are_reported_and_skipped(trained, pictures, capsys):
         (["--top_kk", "1"], "did you mean '--top_k'"),
     ],
 )
-def test_mistakes_in_predict(trained, pictures, capsys, flags, says):
-    code, _, err = run_cli(capsys, "predict", trained[0], pictures, *flags)
+def test_mistakes_in_predict(trained, pictures, cli, flags, says):
+    code, _, err = cli("predict", trained[0], pictures, *flags)
     assert code == 2 and says in err and err.count("\n") == 1
 
 
-def test_info(trained, capsys):
-    code, out, _ = run_cli(capsys, "info", trained[0])
+def test_info(trained, cli):
+    code, out, _ = cli("info", trained[0])
     assert code == 0 and "10 classes in 3 tasks" in out and "passlora/vit-mini, LoRA r = 4" in out
     assert f"{trained[2]['stage_accuracy'][1]:.1f}" in out
-    code, _, err = run_cli(capsys, "info", "nowhere")
+    code, _, err = cli("info", "nowhere")
     assert code == 2 and "nowhere does not exist" in err
