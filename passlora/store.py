@@ -244,23 +244,33 @@ def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int) -> N
     part = folder / task_folder(tasks - 1)
     seen = sum(len(task.classes) for task in manifest.tasks[:tasks])
     nodes = learner.network.num_views * seen
-    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state().items()}
-    weights = read_tensors(folder, part / (ADAPTER if backbone.has_lora else BACKBONE), shapes)
-    head = read_tensors(folder, part / HEAD, {"weight": (nodes, d), "bias": (nodes,)})
+    forms = {
+        name: Form(*tensor.shape, dtype="F32" if tensor.is_floating_point() else "I64")
+        for name, tensor in backbone.state().items()
+    }
+    weights = read_tensors(folder, part / (ADAPTER if backbone.has_lora else BACKBONE), forms)
+    head = read_tensors(folder, part / HEAD, {"weight": Form(nodes, d), "bias": Form(nodes)})
     memory, rows = learner.memory, learner.memory.prototype_views * seen
-    shapes = {"means": (rows, d), "radii": (tasks,), "class_tasks": (seen,)}
+    forms = {"means": Form(rows, d), "radii": Form(tasks, dtype="F64"), "class_tasks": Form(seen, dtype="I64")}
     if memory.spread is not None:
-        shapes["covariances"] = (rows, *memory.spread.shape[1:])
+        forms["covariances"] = Form(rows, *memory.spread.shape[1:])
     # Later tasks' rows come after: a task still being saved, or one rolled back.
-    prototypes = read_tensors(folder, folder / PROTOTYPES, shapes, prefix=True)
+    prototypes = read_tensors(folder, folder / PROTOTYPES, forms, prefix=True)
     expected = [i for i, task in enumerate(manifest.tasks[:tasks]) for _ in task.classes]
     if prototypes["class_tasks"].tolist() != expected:
         raise PassloraError(f"{folder / PROTOTYPES} and {MANIFEST} disagree on which task each class came with")
     learner.restore(tasks, weights, head, prototypes)
 
 
-def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]], prefix: bool = False) -> dict[str, Any]:
-    """Exactly the named tensors, of these shapes (with `prefix`: their first rows), finite, from inside the folder."""
+class Form:
+    """Shape and type that a stored tensor must have."""
+
+    def __init__(self, *shape: int, dtype: str = "F32") -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+def read_tensors(folder: Path, path: Path, forms: dict[str, Form], prefix: bool = False) -> dict[str, Any]:
+    """Exactly the named tensors, of these forms (with `prefix`: their first rows), finite, from inside the folder."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -271,16 +281,19 @@ def read_tensors(folder: Path, path: Path, shapes: dict[str, tuple[int, ...]], p
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            if names != shapes.keys():
-                odd = min(names ^ shapes.keys())
-                raise PassloraError(f"{path} {'lacks' if odd in shapes else 'has an unknown'} tensor {odd[:80]!r}")
-            for name, shape in shapes.items():  # shapes before data: nothing large is read in vain
-                found = tuple(file.get_slice(name).get_shape())
+            if names != forms.keys():
+                odd = min(names ^ forms.keys())
+                raise PassloraError(f"{path} {'lacks' if odd in forms else 'has an unknown'} tensor {odd[:80]!r}")
+            for name, form in forms.items():  # forms before data: nothing large is read in vain
+                stored, shape = file.get_slice(name), form.shape
+                found = tuple(stored.get_shape())
                 fits = found[1:] == shape[1:] and found[:1] >= shape[:1] if prefix else found == shape
                 if not fits:
                     raise PassloraError(f"{path}: {name} has shape {found}, expected {shape}")
-            for name, shape in shapes.items():
-                tensors[name] = file.get_slice(name)[: shape[0]] if prefix else file.get_tensor(name)
+                if stored.get_dtype() != form.dtype:
+                    raise PassloraError(f"{path}: {name} has type {stored.get_dtype()}, expected {form.dtype}")
+            for name, form in forms.items():
+                tensors[name] = file.get_slice(name)[: form.shape[0]] if prefix else file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise PassloraError(f"{path} is not a readable safetensors file ({reason})") from None
