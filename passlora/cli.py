@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
-from .config import FIELDS, Config, load
+from .config import FIELDS, Config, is_local, load
+from .environment import describe_environment, is_first_process
 from .errors import PassloraError, nearest
 from .flags import add_flags, chosen_flags, describe
 from .lifecycle import add_commands, run_command
@@ -89,10 +91,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
 def run(argv: Sequence[str] | None) -> None:
     arguments = parse(argv)
     if arguments.command == "train":
@@ -100,8 +98,6 @@ def run(argv: Sequence[str] | None) -> None:
     elif arguments.command == "validate":
         validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
     elif arguments.command == "env":
-        from .environment import describe_environment
-
         print(describe_environment())
     elif arguments.command is not None:
         if code := run_command(arguments):
@@ -128,7 +124,9 @@ def train(config: Config) -> None:
         print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, {where}")
         if not runs:
             print(f"look:  passlora info {folder}\nask:   passlora predict {folder} IMAGE...")
-        print(f"again: passlora train --config {folder / store.CONFIG} --output_dir {folder}-again")
+        data = config.data.dataset_name
+        where = f" --dataset_name {shlex.quote(data)}" if is_local(data) else ""
+        print(f"again: passlora train --config {folder / store.CONFIG}{where} --output_dir {folder}-again")
 
 
 def validate(path: str, config: Config) -> None:

@@ -7,6 +7,7 @@ wrong recipe is refused at once. Precedence: defaults < preset < recipe < comman
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ Preset = Literal["pass++", "pass", "lwf-kd", "finetune"]
 Inference = Literal["multiview", "single", "vanilla", "ncm"]
 ROTATED_INFERENCE = ("multiview", "vanilla")
 NUM_ROTATIONS = 4
+LOCAL_DATA = "local:"  # how a saved configuration names data that lay on the machine it ran on
 
 # A preset is a configuration, never a subclass. PASS++ is what the defaults spell.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -57,6 +59,11 @@ DEFAULT_RECIPE: dict[str, Any] = {
     "compare": ["finetune"],
     "output_dir": "runs/digits",
 }
+
+
+def is_repo_id(name: str) -> bool:
+    """user/name, as the Hub spells it."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None and ".." not in name
 
 
 def knob(default: Any, help: str) -> Any:
@@ -250,11 +257,17 @@ class TrainingConfig:
     )
     save_epochs: int | None = knob(None, "also save inside a task, every so many epochs (none: after each task)")
     save_steps: int | None = knob(None, "also save inside a task, every so many steps")
+    keep_tasks: Literal["all", "last"] = knob(
+        "all", "weights to keep: of every task, so that each can be restored, or of the last one alone"
+    )
     seed: int = knob(0, "seeds everything: weights, batches, augmentation, draws")
     seeds: list[int] | None = knob(None, "run once a seed and report mean and standard deviation")
     class_order_seeds: list[int] | None = knob(None, "run once a class order and report mean and deviation")
     compare: list[Preset] = knob([], "presets to run beside, with the same data, seed and budget (none: no)")
     report_to: Literal["none", "tensorboard", "wandb", "trackio"] = knob("none", "experiment tracker")
+    push_to_hub: bool = knob(False, "upload the model to the Hugging Face Hub after each task: a commit and a tag")
+    hub_model_id: str | None = knob(None, "where to: user/name (made if it does not exist)")
+    hub_private_repo: bool = knob(False, "make the repository private, if it is made")
 
     def __post_init__(self) -> None:
         for name in (
@@ -278,6 +291,12 @@ class TrainingConfig:
                 raise PassloraError(f"{name}: each one once, got {' '.join(map(str, given))}")
         if self.seeds and self.class_order_seeds:
             raise PassloraError("give either seeds or class_order_seeds, not both")
+        if self.push_to_hub and self.hub_model_id is None:
+            raise PassloraError("push_to_hub: where to? give --hub_model_id user/name")
+        if self.hub_model_id is not None and not is_repo_id(self.hub_model_id):
+            raise PassloraError(f"hub_model_id must be user/name, got {self.hub_model_id!r}")
+        if self.push_to_hub and (self.seeds or self.class_order_seeds):
+            raise PassloraError("push_to_hub goes with one run, not several: push the best one with passlora push")
 
 
 @dataclass
@@ -368,6 +387,20 @@ def _fields() -> dict[str, Knob]:
 
 
 FIELDS: dict[str, Knob] = _fields()
+
+
+def is_local(dataset_name: str) -> bool:
+    """Whether the data lies in a file or folder here, rather than on the Hub or in the package."""
+    return dataset_name != "digits" and (dataset_name.startswith((".", "/", "~")) or Path(dataset_name).exists())
+
+
+def without_data_path(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings fit to lie in a model's folder: of local data a fingerprint of its path, which tells that it changed."""
+    name = flat["dataset_name"]
+    if not is_local(name):
+        return dict(flat)
+    path = str(Path(name).expanduser().resolve())
+    return {**flat, "dataset_name": f"{LOCAL_DATA}{hashlib.sha256(path.encode()).hexdigest()[:12]}"}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

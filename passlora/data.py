@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image, ImageOps
 
-from .config import DataConfig
+from .config import LOCAL_DATA, DataConfig
 from .errors import PassloraError, nearest
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -85,6 +85,8 @@ def read_splits(config: DataConfig, known: Sequence[str] = ()) -> Splits:
     name, path = config.dataset_name, Path(config.dataset_name)
     if name == "digits":
         return digits()
+    if name.startswith(LOCAL_DATA):
+        raise PassloraError("these settings come from a run on local data: say where it lies, with --dataset_name")
     if (path.is_dir() and has_tables(path)) or path.suffix in TABLE_SUFFIXES:
         return from_table(config, read_tables(config, path), known)
     if path.is_dir() and (path / "dataset_dict.json").is_file():

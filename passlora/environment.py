@@ -1,11 +1,17 @@
-"""What a bug report needs: versions and devices."""
+"""What a bug report needs: versions and devices. And which process this is."""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 
 PACKAGES = ("passlora", "torch", "timm", "peft", "transformers", "accelerate", "datasets", "safetensors")
+
+
+def is_first_process() -> bool:
+    """Before torch is there to ask."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def describe_environment() -> str:

@@ -1,4 +1,4 @@
-"""The commands of a model's life: learn, predict, eval, info, rollback, merge. Each is also a method of PassLora."""
+"""The commands of a model's life: learn, predict, eval, info, rollback, merge, push, pull."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from . import store
-from .config import FIELDS, Config
+from .config import FIELDS, Config, is_repo_id
+from .environment import is_first_process
 from .errors import PassloraError
 from .flags import add_flags, chosen_flags
 from .manifest import AUGMENTATION, BUDGET, MANIFEST, read_manifest
@@ -22,7 +24,7 @@ DATA = tuple(name for name, knob in FIELDS.items() if knob.group == "data" and n
 READING = tuple(
     name for name in DATA if name not in (*AUGMENTATION, "test_fraction", "max_train_per_class", "max_test_per_class")
 )
-TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "seed")
+TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "save_epochs", "save_steps", "seed")
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------
@@ -34,7 +36,9 @@ def add_commands(commands: Any) -> None:
         "learn",
         "teach a model new classes; none of the old images is needed",
         "Teach a model the classes of a folder or dataset, as one more task. A MODEL that does not exist yet is "
-        "started, with the flags of the groups model and method.",
+        "started, with the flags of the groups model and method. With --save_steps or --save_epochs the same command "
+        "continues a lesson that was cut off.",
+        FOLDER,
     )
     learn.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
     learn.add_argument(
@@ -68,13 +72,16 @@ def add_commands(commands: Any) -> None:
         "Uses the test split of the data, or all of it if it has none.",
     )
     evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
-    evaluate.add_argument("--output_dir", help="where the confusion matrix goes (default: MODEL/eval)")
+    evaluate.add_argument(
+        "--output_dir", help="where the confusion matrix goes (default: MODEL/eval; ./NAME-eval for one on the Hub)"
+    )
     add_task_flags(evaluate)
     add_flags(evaluate, READING)
 
-    add_command(
+    info = add_command(
         commands, "info", "show a model's tasks, classes and sizes", "Tasks, classes, dates, accuracies and sizes."
     )
+    add_revision(info)
 
     rollback = add_command(
         commands,
@@ -82,6 +89,7 @@ def add_commands(commands: Any) -> None:
         "make a model what it was after an earlier task",
         "Make a model what it was after an earlier task. Nothing is deleted until --prune; until then any task can be "
         "gone back to.",
+        FOLDER,
     )
     choice = rollback.add_mutually_exclusive_group(required=True)
     choice.add_argument("--to_task", type=int, help="the last task to keep; 0 is the first")
@@ -97,16 +105,49 @@ def add_commands(commands: Any) -> None:
     merge.add_argument("out", metavar="OUT", help="the folder to write")
     add_task_flags(merge)
 
+    push = add_command(
+        commands,
+        "push",
+        "upload a model to the Hugging Face Hub",
+        "Upload a model to the Hugging Face Hub: one commit with what changed, and a tag that names the last task "
+        "(task-00 is the first). Log in before, with: hf auth login.",
+        FOLDER,
+    )
+    push.add_argument("repo", metavar="USER/NAME", help="where to; made if it does not exist")
+    push.add_argument("--private", action="store_true", help="make the repository private, if it is made")
+    push.add_argument("--revision", help="branch to commit to (default: main; another gets no tag)")
+    push.add_argument("--create_pr", action="store_true", help="open a pull request instead of committing")
 
-def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    pull = commands.add_parser(
+        "pull",
+        help="download a model from the Hugging Face Hub",
+        description="Download a model from the Hugging Face Hub into a folder of its own: all of its tasks. A folder "
+        "that holds an earlier state of the same model is brought up to date.",
+        allow_abbrev=False,
+    )
+    pull.add_argument("repo", metavar="USER/NAME", help="the model on the Hub")
+    pull.add_argument("folder", metavar="FOLDER", nargs="?", help="where to (default: ./NAME)")
+    add_revision(pull)
+
+
+FOLDER = "a model's folder, such as runs/digits"
+ANYWHERE = FOLDER + ", or user/name on the Hub"
+
+
+def add_command(commands: Any, name: str, short: str, long: str, what: str = ANYWHERE) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="a model's folder, such as runs/digits")
+    parser.add_argument("model", metavar="MODEL", help=what)
     return parser
 
 
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
     parser.add_argument("--model_name_or_path", help="where the backbone lies, if it came from a local checkpoint")
+    add_revision(parser)
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
 
 
 # --- doing -----------------------------------------------------------------------------------------------------
@@ -121,16 +162,20 @@ def run_command(arguments: argparse.Namespace) -> int:
         "info": info,
         "rollback": rollback,
         "merge": merge,
+        "push": push,
+        "pull": pull,
     }
     return handlers[arguments.command](arguments)
 
 
 def load(arguments: argparse.Namespace) -> Any:
-    read_manifest(Path(arguments.model))  # refuse before the seconds that torch takes
+    if not is_repo_id(arguments.model) or Path(arguments.model).exists():
+        read_manifest(Path(arguments.model))  # refuse before the seconds that torch takes
     from .model import PassLora
 
     path = arguments.model_name_or_path
-    return PassLora.from_pretrained(arguments.model, arguments.task, **({"model_name_or_path": path} if path else {}))
+    settings = {"model_name_or_path": path} if path else {}
+    return PassLora.from_pretrained(arguments.model, arguments.task, arguments.revision, **settings)
 
 
 def learn(arguments: argparse.Namespace) -> int:
@@ -145,16 +190,20 @@ def learn(arguments: argparse.Namespace) -> int:
         store.check_no_rollback(folder)
     else:
         Config.make(**{**flags, "num_tasks": 1})
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise PassloraError(f"{folder} exists and is no model: choose another folder")
+        store.check_new_model(folder)
     reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
     from .model import PassLora
 
-    model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
-    lesson = model.learn(arguments.data, arguments.on_known, **reading)
-    model.save_pretrained(folder)
-    if not model.learner.accelerator.is_main_process:
+    with store.lock(folder) if is_first_process() else nullcontext():
+        if is_first_process():
+            store.tidy(folder)
+        model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
+        lesson = model.learn(arguments.data, arguments.on_known, folder, **reading)
+        model.save_pretrained(folder)
+    if not is_first_process():
         return 0
+    if lesson.continued_at is not None:
+        print(f"continued a lesson that was cut off, from its step {lesson.continued_at}")
     if lesson.skipped_classes:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
     names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
@@ -188,7 +237,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
         rows.append([f"task {task}", str(len(part)), str(images), accuracy])
     every = range(scenario.num_classes)
     rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
-    out = Path(arguments.output_dir or Path(arguments.model) / "eval")
+    here = Path(arguments.model)
+    out = Path(arguments.output_dir or (here / "eval" if here.is_dir() else f"{here.name}-eval"))
     store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
     print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
@@ -209,11 +259,13 @@ def confusion_csv(classes: list[str], confusion: Any) -> str:
 
 def rollback(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.model)
-    if arguments.prune:
-        gone = store.prune(folder)
-        print(f"deleted: {', '.join(gone)}" if gone else "nothing to delete")
-        return 0
-    manifest = store.rollback(folder, arguments.to_task)
+    read_manifest(folder)  # nothing is made where there is no model
+    with store.lock(folder):
+        if arguments.prune:
+            gone = store.prune(folder)
+            print(f"deleted: {', '.join(gone)}" if gone else "nothing to delete")
+            return 0
+        manifest = store.rollback(folder, arguments.to_task)
     print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
     print(f"undo: passlora rollback {folder} --to_task N; confirm: passlora rollback {folder} --prune")
     return 0
@@ -225,25 +277,58 @@ def merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def push(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.model)
+    read_manifest(folder)
+    from . import hub
+
+    with store.lock(folder):
+        done = hub.push(folder, arguments.repo, arguments.private, arguments.revision, arguments.create_pr)
+    if arguments.create_pr:
+        print(f"opened {done.url}")
+    elif not done.changed:
+        print(f"{done.url} is up to date")
+    else:
+        print(f"uploaded to {done.url}" + (f", tag {done.tag}" if done.tag else f", branch {arguments.revision}"))
+        print(f"ask it: passlora predict {arguments.repo} IMAGE...")
+    return 0
+
+
+def pull(arguments: argparse.Namespace) -> int:
+    from . import hub
+
+    hub.check_repo_id(arguments.repo)
+    folder = Path(arguments.folder or arguments.repo.split("/")[-1])
+    manifest = hub.pull(arguments.repo, folder, arguments.revision)
+    print(f"{folder} knows {len(manifest.classes)} classes from {len(manifest.tasks)} tasks")
+    print(f"look: passlora info {folder}")
+    return 0
+
+
 def info(arguments: argparse.Namespace) -> int:
     """Tasks, classes, dates, accuracies and sizes, from the files alone."""
     name, folder = arguments.model, Path(arguments.model)
-    manifest = read_manifest(folder)
-    settings = manifest.settings
+    if not folder.is_dir() and is_repo_id(name):
+        from . import hub
+
+        source = hub.locate(name, revision=arguments.revision)
+        source.fetch()
+        folder = source.folder
+    about = store.describe(folder)
+    settings, tasks = about["settings"], about["tasks"]
     lora = f"LoRA r = {settings['lora_r']}" if settings["lora_r"] else "trained whole"
     rows = [["task", "classes", "learnt", "accuracy %", "kB", ""]]
-    for i, task in enumerate(manifest.tasks):
-        part = folder / f"task_{i:02d}"
-        size = sum(f.stat().st_size for f in part.glob("*") if f.is_file()) / 1024
-        accuracy = "" if task.accuracy is None else f"{task.accuracy:.1f}"
-        shown = ", ".join(task.classes[:6]) + (", ..." if len(task.classes) > 6 else "")
-        rows.append([str(i), str(len(task.classes)), task.learnt, accuracy, f"{size:.0f}", shown])
-    total = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1024
+    for i, task in enumerate(tasks):
+        classes, kilobytes = task["classes"], f"{task['bytes'] / 1024:.0f}"
+        accuracy = "" if task["accuracy"] is None else f"{task['accuracy']:.1f}"
+        shown = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
+        rows.append([str(i), str(len(classes)), task["learnt"], accuracy, kilobytes, shown])
+    size = f"{about['bytes'] / 1024:,.0f} kB in all"
     print(
         f"{name}: {settings['model_name_or_path']}, {lora}, {settings['preset']}, {settings['inference']} inference\n"
-        f"{len(manifest.classes)} classes in {len(manifest.tasks)} tasks, {total:,.0f} kB in all\n\n{table(rows)}"
+        f"{len(about['classes'])} classes in {len(tasks)} tasks, {size}\n\n{table(rows)}"
     )
-    if (folder / store.BACKUP).is_file():
+    if about["rolled_back"]:
         print(f"rolled back; confirm: passlora rollback {name} --prune")
     return 0
 

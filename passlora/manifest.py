@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from . import __version__
@@ -27,6 +29,7 @@ BUDGET = (
     "lr_scheduler_type",
     "lr_milestones",
     "lr_decay",
+    "keep_tasks",
 )
 SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
 
@@ -38,6 +41,8 @@ class TaskEntry:
     classes: list[str]
     learnt: str  # date and time, UTC
     accuracy: float | None = None  # over all classes seen then, in percent
+    forgetting: float | None = None  # mean over the tasks before, in percent
+    dataset: str | None = None  # what it was learnt from; of local data nothing is kept
 
 
 @dataclass
@@ -50,8 +55,25 @@ class Manifest:
         """In the order of learning: a class's position is its index."""
         return [name for task in self.tasks for name in task.classes]
 
+    @property
+    def results(self) -> dict[str, float]:
+        """last, avg and forgetting, as far as each task was tested when it was learnt."""
+        known = [task.accuracy for task in self.tasks if task.accuracy is not None]
+        found: dict[str, float] = {}
+        if self.tasks and self.tasks[-1].accuracy is not None:
+            found["last"] = self.tasks[-1].accuracy
+        if known and len(known) == len(self.tasks):
+            found["avg"] = fmean(known)
+        if self.tasks and self.tasks[-1].forgetting is not None:
+            found["forgetting"] = self.tasks[-1].forgetting
+        return found
+
     def config(self, **changes: Any) -> Config:
         return Config.make(**{**self.settings, "task_sizes": [len(task.classes) for task in self.tasks], **changes})
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -63,12 +85,16 @@ def settings_of(config: Config) -> dict[str, Any]:
     return kept
 
 
+def versions() -> dict[str, str]:
+    return {"passlora": __version__, **{name: metadata.version(name) for name in ("torch", "timm", "peft")}}
+
+
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    versions = {name: metadata.version(name) for name in ("torch", "timm", "peft")}
     return {
         "format_version": FORMAT_VERSION,
-        "versions": {"passlora": __version__, **versions},
+        "versions": versions(),
         "settings": manifest.settings,
+        "results": manifest.results,
         "tasks": [dataclasses.asdict(task) for task in manifest.tasks],
     }
 
@@ -108,7 +134,7 @@ def check(content: Any) -> Manifest:
     names = manifest.classes
     if len(set(names)) != len(names):
         raise PassloraError("a class name appears twice")
-    manifest.config()  # the settings' own checks
+    manifest.settings = settings_of(manifest.config())  # the settings' own checks; what is not named is the default
     return manifest
 
 
@@ -116,7 +142,13 @@ def check_task(task: Any) -> TaskEntry:
     classes = task.get("classes") if isinstance(task, dict) else None
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) and name for name in classes):
         raise PassloraError("a task without class names")
-    accuracy, learnt = task.get("accuracy"), task.get("learnt", "")
-    if not isinstance(learnt, str) or not (accuracy is None or isinstance(accuracy, (int, float))):
-        raise PassloraError("a task whose date or accuracy is malformed")
-    return TaskEntry(classes, learnt, accuracy)
+    learnt, dataset = task.get("learnt", ""), task.get("dataset")
+    numbers = [task.get("accuracy"), task.get("forgetting")]
+    fine = isinstance(learnt, str) and (dataset is None or isinstance(dataset, str))
+    if not fine or not all(number is None or is_percentage(number) for number in numbers):
+        raise PassloraError("a task whose date, dataset or accuracy is malformed")
+    return TaskEntry(classes, learnt, numbers[0], numbers[1], dataset)
+
+
+def is_percentage(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and -100 <= number <= 100

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,25 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
-from . import metrics, store
+from . import hub, metrics, store
 from .backbone import VIT_MINI
 from .batches import SMALL_SIDE, Images, cut
-from .config import Config, DataConfig
+from .card import write_card
+from .config import FIELDS, Config, DataConfig, is_local, without_data_path
 from .data import Split, read_splits, to_rgb
 from .errors import PassloraError
 from .learner import Learner, TaskData
-from .manifest import Manifest, TaskEntry, read_manifest, settings_of
+from .manifest import Manifest, TaskEntry, now, read_manifest, settings_of
 from .metrics import Evaluation
 from .scenario import Scenario
 
 # The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
 LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
+# Of a whole configuration, what says nothing of one lesson: the other tasks, and comparisons of runs.
+NO_PART_OF_A_LESSON = (
+    *(name for name, knob in FIELDS.items() if knob.group == "scenario"),
+    *("seeds", "class_order_seeds", "compare", "test_fraction", "max_train_per_class", "max_test_per_class"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,15 @@ class Lesson:
     old_after: float | None = None
     new_after: float | None = None
     all_after: float | None = None
+    continued_at: int | None = None  # the step of a lesson that had been cut off
 
 
 class PassLora:
     """A model: `PassLora.create(...)` or `PassLora.from_pretrained(folder)`, then learn, predict, save_pretrained."""
 
-    def __init__(self, learner: Learner, tasks: list[TaskEntry], folder: Path | None = None) -> None:
+    def __init__(self, learner: Learner, tasks: list[TaskEntry], source: hub.Source | None = None) -> None:
         self.learner, self.tasks = learner, tasks
-        self.folder = folder  # where the tasks that were not learnt here can be copied from
+        self.source = source  # where the tasks that were not learnt here can be copied from
         self.unsaved: dict[int, store.TaskState] = {}
 
     @classmethod
@@ -68,21 +75,23 @@ class PassLora:
         return cls(Learner(config, Accelerator()), [])
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, task: int | None = None, **settings: Any) -> PassLora:
-        """The model as it is, or as it was after `task` (0 is the first).
+    def from_pretrained(
+        cls, name: str | Path, task: int | None = None, revision: str | None = None, **settings: Any
+    ) -> PassLora:
+        """The model of a folder, or of user/name on the Hub, as it is, or as it was after `task` (0 is the first).
 
         `settings` change what the next task is learnt with; `model_name_or_path` says where a backbone lies that came
-        from a local checkpoint file.
+        from a local checkpoint file. `revision` is a branch, tag or commit on the Hub.
         """
-        folder = Path(folder)
-        manifest = read_manifest(folder)
+        source = hub.locate(name, task, revision)
+        manifest = read_manifest(source.folder)
         count = len(manifest.tasks)
         if task is not None and not 0 <= task < count:
-            raise PassloraError(f"{folder} has the tasks 0 to {count - 1}, not {task}")
+            raise PassloraError(f"{name} has the tasks 0 to {count - 1}, not {task}")
         learner = Learner(manifest.config(**settings), Accelerator())
         tasks = count if task is None else task + 1
-        store.restore(folder, learner, manifest, tasks)
-        return cls(learner, manifest.tasks[:tasks], folder)
+        store.restore(source.folder, learner, manifest, tasks, source.root)
+        return cls(learner, manifest.tasks[:tasks], source)
 
     @property
     def classes(self) -> list[str]:
@@ -91,12 +100,21 @@ class PassLora:
 
     # --- teaching ----------------------------------------------------------------------------------------------
 
-    def learn(self, data: str, on_known: str = "error", **settings: Any) -> Lesson:
+    def learn(
+        self, data: str | Path, on_known: str = "error", folder: str | Path | None = None, **settings: Any
+    ) -> Lesson:
         """Learn the new classes of a dataset as one more task; no image of an old class is needed.
 
         `settings` are keys of the data group. A class that is known already is an error, or with `on_known="skip"`
-        left out. A test split may hold old classes too: accuracies are then measured before and after.
+        left out. A test split may hold old classes too: accuracies are then measured before and after. With
+        `save_steps` or `save_epochs` the state inside the task is kept in `folder`, and continued from there.
         """
+        if folder is None:
+            return self._learn(data, on_known, None, settings)
+        with store.lock(Path(folder)) if self.learner.accelerator.is_main_process else nullcontext():
+            return self._learn(data, on_known, Path(folder), settings)
+
+    def _learn(self, data: str | Path, on_known: str, folder: Path | None, settings: dict[str, Any]) -> Lesson:
         began, config = time.perf_counter(), self.learner.config
         train, test, names = read_splits(data_config(config, data, settings), self.classes)
         present = [names[label] for label in np.unique(train.labels)]
@@ -113,12 +131,22 @@ class PassLora:
         testing = None if test is None else self._task_data(test, names, index, list(index), "test images")
         lesson.old_before = self._accuracy(testing, range(len(self.classes)))
         old = len(self.classes)
-        self.learner.learn(training, len(new), name=f"learning {len(new)} classes")
+        about = {**without_data_path({**config.flat(), **settings, "dataset_name": str(data)}), "classes": new}
+        about = {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
+        checkpoint = None if folder is None else store.read_checkpoint(folder, len(self.tasks), about)
+
+        def save(state: dict[str, Tensor]) -> None:
+            if folder is not None and self.learner.accelerator.is_main_process:
+                store.write_tensors(folder / store.CHECKPOINT, state, {"lesson": json.dumps(about)})
+
+        name = f"learning {len(new)} classes"
+        self.learner.learn(training, len(new), on_checkpoint=save, checkpoint=checkpoint, name=name)
+        lesson.continued_at = None if checkpoint is None else int(checkpoint["step"])
         lesson.old_after = self._accuracy(testing, range(old))
         lesson.new_after = self._accuracy(testing, range(old, len(index)))
         lesson.all_after = self._accuracy(testing, range(len(index)))
-        learnt = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.tasks.append(TaskEntry(new, learnt, lesson.all_after))
+        source = None if is_local(str(data)) else str(data)
+        self.tasks.append(TaskEntry(new, now(), lesson.all_after, dataset=source))
         self.unsaved[len(self.tasks) - 1] = store.TaskState.of(self.learner)
         lesson.seconds = time.perf_counter() - began
         return lesson
@@ -181,7 +209,7 @@ class PassLora:
             raise PassloraError(f"views must be {only}, got {views}")
         return "single" if views == 1 else "multiview"
 
-    def evaluate(self, data: str, **settings: Any) -> Evaluation:
+    def evaluate(self, data: str | Path, **settings: Any) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
         train, test, names = read_splits(data_config(self.learner.config, data, settings), self.classes)
         split = train if test is None else test
@@ -208,12 +236,50 @@ class PassLora:
             raise PassloraError("the model has learnt nothing yet")
         if not self.learner.accelerator.is_main_process:
             return
-        store.check_no_rollback(folder)
-        if self.folder is not None and folder.resolve() != self.folder.resolve():
-            store.copy_tasks(self.folder, folder, [i for i in range(len(self.tasks)) if i not in self.unsaved])
-        manifest = Manifest(settings_of(self.learner.config), self.tasks)
-        store.save_tasks(folder, self.learner, manifest, self.unsaved)
-        self.folder, self.unsaved = folder, {}
+        with store.lock(folder):
+            store.check_no_rollback(folder)
+            if self.source is not None and folder.resolve() != self.source.folder.resolve():
+                self.source.fetch()
+                tasks = [i for i in range(len(self.tasks)) if i not in self.unsaved]
+                store.copy_tasks(self.source.folder, folder, tasks)
+            manifest = Manifest(settings_of(self.learner.config), self.tasks)
+            store.save_tasks(folder, self.learner, manifest, self.unsaved)
+            write_card(folder, manifest)
+        self.source, self.unsaved = hub.Source(folder, folder), {}
+
+    def push_to_hub(
+        self, repo_id: str, private: bool = False, revision: str | None = None, create_pr: bool = False
+    ) -> str:
+        """Upload the folder that the model was saved to; returns the address."""
+        folder = self._own_folder()
+        with store.lock(folder):
+            return hub.push(folder, repo_id, private, revision, create_pr).url
+
+    def rollback(self, to_task: int) -> None:
+        """Become what it was after `to_task`, here and in the folder; nothing is deleted (see docs/lifecycle.md)."""
+        folder = self._own_folder()
+        with store.lock(folder):
+            manifest = store.rollback(folder, to_task)
+        learner = Learner(self.learner.config, self.learner.accelerator)
+        store.restore(folder, learner, manifest, len(manifest.tasks))
+        self.learner, self.tasks = learner, manifest.tasks
+
+    def prune(self) -> list[str]:
+        """Confirm a rollback: delete what it left behind; returns the names of what went."""
+        folder = self._own_folder()
+        with store.lock(folder):
+            return store.prune(folder)
+
+    def info(self) -> dict[str, Any]:
+        """What `passlora info` shows: settings, classes, tasks with dates, accuracies and bytes."""
+        return store.describe(self._own_folder())
+
+    def _own_folder(self) -> Path:
+        """The folder on disk that holds exactly this model."""
+        folder = None if self.source is None or self.source.repo_id is not None else self.source.folder
+        if folder is None or self.unsaved or len(read_manifest(folder).tasks) != len(self.tasks):
+            raise PassloraError("the model is not in a folder as it is now: save_pretrained it first")
+        return folder
 
     def merge(self, out: str | Path) -> None:
         """The adapter folded into plain weights: a folder that `timm.create_model("local-dir:OUT")` reads without peft.
@@ -249,7 +315,7 @@ class PassLora:
         store.write_json(out / "config.json", settings)
 
 
-def data_config(config: Config, data: str, settings: dict[str, Any]) -> DataConfig:
+def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
     """The model's augmentation with another dataset."""
     return dataclasses.replace(config.data, dataset_name=str(data), **settings)
 

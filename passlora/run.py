@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from accelerate.utils import ProjectConfiguration
 
 from . import __version__, figures, metrics, store
 from .batches import Images
-from .config import Config
+from .card import write_card
+from .config import Config, is_local, without_data_path
 from .data import Dataset, load_dataset
 from .errors import PassloraError
+from .hub import Uploads
 from .learner import EpochLog, Learner, TaskData
-from .manifest import MANIFEST, Manifest, TaskEntry, read_manifest, settings_of
+from .manifest import MANIFEST, Manifest, TaskEntry, now, read_manifest, settings_of
 from .report import final_table, matrix_csv, seeds_table
 from .scenario import Scenario, make_scenario
 
@@ -38,7 +39,8 @@ def train(config: Config, say: Say = print) -> dict[str, Any]:
         if accelerator.is_main_process:
             store.claim(folder, config.flat(), config.training.overwrite_output_dir)
             if config.training.report_to != "none":
-                accelerator.init_trackers("passlora", config={key: str(value) for key, value in config.flat().items()})
+                settings = without_data_path(config.flat())
+                accelerator.init_trackers("passlora", config={k: str(v) for k, v in settings.items()})
         accelerator.wait_for_everyone()
         return train_all(config, folder, accelerator, say if accelerator.is_main_process else silent)
 
@@ -101,16 +103,20 @@ def train_one(config: Config, folder: Path, accelerator: Accelerator, say: Say) 
         dataset = load_dataset(config.data, config.training.seed)
     scenario = make_scenario(config.scenario, dataset.train.labels.tolist(), len(dataset.class_names))
     stream = Stream(config, dataset, scenario, accelerator, say)
-    results = stream.run(config, folder, config.method.preset)
+    training, uploads = config.training, None
+    if training.push_to_hub and accelerator.is_main_process:
+        uploads = Uploads(folder, str(training.hub_model_id), training.hub_private_repo, say)
+    results = stream.run(config, folder, config.method.preset, uploads)
     for preset in config.training.compare:
         other = stream.run(config.as_preset(preset), folder / "compare" / preset, preset)
         results["compare"][preset] = other
     if accelerator.is_main_process:
         store.write_json(folder / store.RESULTS, results)
-        store.write_text(folder / "accuracy_matrix.csv", matrix_csv(results))
         figures.accuracy_curves(results, folder / "accuracy.png")
         figures.accuracy_matrix(results, folder / "accuracy_matrix.png")
     say(final_table(results))
+    if uploads:
+        uploads.finish()
     return results
 
 
@@ -146,14 +152,15 @@ class Stream:
         seen = np.flatnonzero(self.test_classes < self.scenario.seen(task))
         return TaskData(train, new, self.train_classes), TaskData(test, seen, self.test_classes)
 
-    def entry(self, task: int, accuracy: float) -> TaskEntry:
+    def entry(self, task: int, results: dict[str, Any]) -> TaskEntry:
         names = [self.dataset.class_names[label] for label in self.scenario.labels(task)]
-        return TaskEntry(names, datetime.now(timezone.utc).isoformat(timespec="seconds"), accuracy)
+        source = None if is_local(self.dataset.name) else self.dataset.name
+        return TaskEntry(names, now(), results["last"], results["forgetting"], source)
 
-    def run(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
+    def run(self, config: Config, folder: Path, name: str, uploads: Uploads | None = None) -> dict[str, Any]:
         """Learn every task in turn, from where the folder's run was left; model and numbers are saved after each."""
         record = Record.read(folder, config.method.inference_modes)
-        if record.tasks_done == self.scenario.num_tasks:
+        if record.tasks_done >= self.scenario.num_tasks:  # more, if `passlora learn` went on from there
             self.say(f"\n{name}: finished already")
             return record.results
         start = time.perf_counter() - record.seconds
@@ -189,11 +196,14 @@ class Stream:
                 "compare": {},
             }
             if self.accelerator.is_main_process:  # numbers first, the manifest last: it says which tasks are done
-                manifest.tasks.append(self.entry(task, record.results["last"]))
+                manifest.tasks.append(self.entry(task, record.results))
                 store.write_json(folder / store.RESULTS, record.results)
+                store.write_text(folder / store.MATRIX, matrix_csv(record.results))
                 store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
-                (folder / store.CHECKPOINT).unlink(missing_ok=True)
+                write_card(folder, manifest)
             self.say(f"{label}: {record.describe(self.scenario, task)}, {time.perf_counter() - began:.0f} s")
+            if uploads:
+                uploads.push()
         if config.method.proto_aug != "none":
             memory = learner.memory
             self.say(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -13,19 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .config import read_yaml, without_data_path
 from .errors import PassloraError
 from .manifest import MANIFEST, Manifest, read_manifest, to_json
 
 if TYPE_CHECKING:
     from .learner import Learner
 
+HELD: set[str] = set()  # folders that this process has locked
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
 
-CONFIG, RESULTS, LOG = "config.yaml", "results.json", "training_log.jsonl"
-PROTOTYPES, HEAD = "prototypes.safetensors", "head.safetensors"
+CONFIG, RESULTS, LOG, MATRIX = "config.yaml", "results.json", "training_log.jsonl", "accuracy_matrix.csv"
+PROTOTYPES, HEAD, CARD = "prototypes.safetensors", "head.safetensors", "README.md"
 TEMPORARY = ".passlora-"
 BACKUP, CHECKPOINT, LOCK = "passlora.backup.json", "checkpoint.safetensors", ".lock"
-ADAPTER, BACKBONE = "adapter_model.safetensors", "backbone.safetensors"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+BACKBONE = "backbone.safetensors"
 OURS = (
     "task_*",
     "seed_*",
@@ -37,15 +41,24 @@ OURS = (
     RESULTS,
     LOG,
     PROTOTYPES,
-    "accuracy_matrix.csv",
+    MATRIX,
     MANIFEST,
     BACKUP,
     CHECKPOINT,
     CONFIG,
+    CARD,
 )
-
-
-MAY_CHANGE = ("output_dir", "overwrite_output_dir", "dataloader_num_workers", "report_to", "save_steps", "save_epochs")
+MAY_CHANGE = (
+    "output_dir",
+    "overwrite_output_dir",
+    "dataloader_num_workers",
+    "report_to",
+    "save_steps",
+    "save_epochs",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+)
 
 
 def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
@@ -58,16 +71,26 @@ def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
         return
     if not (folder / CONFIG).is_file():
         raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
-    from .config import read_yaml
-
-    before = read_yaml(str(folder / CONFIG))
-    changed = [k for k in config if config[k] != before.get(k) and k not in MAY_CHANGE]
-    if changed:
-        shown = "; ".join(f"{key} was {before.get(key)}, is {config[key]}" for key in changed[:5])
+    if shown := difference(read_yaml(str(folder / CONFIG)), without_data_path(config)):
         raise PassloraError(
             f"output_dir {folder} holds a run with other settings ({shown}): choose another --output_dir, "
             "or add --overwrite_output_dir"
         )
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Settings that differ, other than those that may; empty if none does."""
+    changed = [key for key in now if now[key] != before.get(key) and key not in MAY_CHANGE]
+    return "; ".join(f"{key} was {before.get(key)}, is {now[key]}" for key in changed[:5])
+
+
+def check_new_model(folder: Path) -> None:
+    """Say why the folder cannot become a model, if so; what a first lesson left when it was cut off is no obstacle."""
+    if folder.exists() and not folder.is_dir():
+        raise PassloraError(f"{folder} is a file")
+    left = (CHECKPOINT, LOCK, PROTOTYPES, task_folder(0))
+    if folder.is_dir() and any(p.name not in left and not p.name.startswith(TEMPORARY) for p in folder.iterdir()):
+        raise PassloraError(f"{folder} exists and is no model: choose another folder")
 
 
 def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
@@ -77,27 +100,41 @@ def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
         for pattern in OURS:
             for path in folder.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    for path in list(folder.glob(f"**/{TEMPORARY}*")):  # left by a write that was cut off
+    tidy(folder)
+    write_yaml(folder / CONFIG, without_data_path(config))
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a write that was cut off left."""
+    for path in list(folder.glob(f"**/{TEMPORARY}*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    write_yaml(folder / CONFIG, config)
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the system lets go of it when the process ends, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PassloraError(f"{folder} cannot be made: {error.strerror}") from None
-    if fcntl is None:
+    name, is_new = str(folder.resolve()), not folder.exists()
+    if name in HELD:
         yield
         return
-    with open(folder / LOCK, "w", encoding="utf-8") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise PassloraError(f"{folder} cannot be written to: {error.strerror}") from None
+    with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PassloraError(f"{folder} is in use by another process") from None
-        yield
+        HELD.add(name)
+        try:
+            yield
+        finally:
+            HELD.remove(name)
+            if is_new and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
+                shutil.rmtree(folder)
 
 
 def write(path: Path, save: Callable[[Path], None]) -> None:
@@ -139,11 +176,11 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
     write_text(path, yaml.safe_dump(content, sort_keys=False))
 
 
-def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Any], about: dict[str, str] | None = None) -> None:
     from safetensors.torch import save_file
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write(path, lambda temporary: save_file(state, temporary))
+    write(path, lambda temporary: save_file(state, temporary, metadata=about))
 
 
 @dataclass
@@ -164,9 +201,12 @@ class TaskState:
 def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[int, TaskState]) -> None:
     """The given tasks' adapters (or backbones) and heads, all prototypes, and last the manifest that names them.
 
-    Until the manifest is replaced the folder is the model it was before.
+    Until the manifest is replaced the folder is the model it was before; what it does not need goes after that.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    last = len(manifest.tasks) - 1
+    if keep_last := manifest.settings["keep_tasks"] == "last":
+        states = {task: state for task, state in states.items() if task == last}
     backbone = learner.network.backbone
     for task, state in states.items():
         target = folder / task_folder(task)
@@ -181,17 +221,36 @@ def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[
             os.replace(new, target)
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())
     write_json(folder / MANIFEST, to_json(manifest))
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    if keep_last:
+        for path in (folder / task_folder(task) for task in range(last)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
 
 
-def read_checkpoint(folder: Path, task: int) -> dict[str, Any] | None:
-    """The state inside `task` that was saved last; None if there is none, or it is of a task that is done."""
-    from safetensors.torch import load_file
+def read_checkpoint(folder: Path, task: int, lesson: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """The state inside `task` that was saved last; None if there is none, or it is of a task that is done.
+
+    One that was saved under other settings than `lesson` is refused.
+    """
+    from safetensors import SafetensorError, safe_open
 
     path = folder / CHECKPOINT
     if not path.is_file():
         return None
-    state = load_file(path)
-    return state if int(state["task"]) == task else None
+    anew = f"delete {path} to begin the task anew"
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            before = json.loads((file.metadata() or {}).get("lesson", "{}"))
+        if int(state["task"]) != task:
+            return None
+        shown = difference(dict(before), lesson) if lesson else ""
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError):
+        raise PassloraError(f"{path} cannot be read; {anew}") from None
+    if shown:
+        raise PassloraError(f"{folder} was being taught with other settings ({shown}): continue with those, or {anew}")
+    return state
 
 
 def copy_tasks(source: Path, folder: Path, tasks: list[int]) -> None:
@@ -199,7 +258,8 @@ def copy_tasks(source: Path, folder: Path, tasks: list[int]) -> None:
     if (folder / MANIFEST).exists():
         raise PassloraError(f"{folder} holds another model: choose another folder")
     for task in tasks:
-        shutil.copytree(source / task_folder(task), folder / task_folder(task), dirs_exist_ok=True)
+        if (source / task_folder(task)).is_dir():  # keep_tasks may have dropped it
+            shutil.copytree(source / task_folder(task), folder / task_folder(task), dirs_exist_ok=True)
 
 
 def rollback(folder: Path, to_task: int) -> Manifest:
@@ -208,6 +268,7 @@ def rollback(folder: Path, to_task: int) -> Manifest:
     whole = read_manifest(folder, BACKUP) if backup.is_file() else current
     if not 0 <= to_task < len(whole.tasks):
         raise PassloraError(f"{folder} has the tasks 0 to {len(whole.tasks) - 1}, not {to_task}")
+    check_kept(folder, to_task, whole)
     if not backup.is_file():
         write_json(backup, to_json(current))
     whole.tasks = whole.tasks[: to_task + 1]
@@ -226,6 +287,26 @@ def prune(folder: Path) -> list[str]:
     return gone
 
 
+def describe(folder: Path) -> dict[str, Any]:
+    """What the files say of a model: settings, classes, tasks with their bytes, and the bytes of all."""
+    manifest = read_manifest(folder)
+
+    def size(place: Path) -> int:
+        return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+
+    tasks = [
+        {**dataclasses.asdict(task), "bytes": size(folder / task_folder(i))} for i, task in enumerate(manifest.tasks)
+    ]
+    return {
+        "settings": manifest.settings,
+        "classes": manifest.classes,
+        "results": manifest.results,
+        "tasks": tasks,
+        "bytes": size(folder),
+        "rolled_back": (folder / BACKUP).is_file(),
+    }
+
+
 def check_no_rollback(folder: Path) -> None:
     if (folder / BACKUP).is_file():
         raise PassloraError(
@@ -234,12 +315,23 @@ def check_no_rollback(folder: Path) -> None:
         )
 
 
+def check_kept(folder: Path, task: int, manifest: Manifest) -> None:
+    last = len(manifest.tasks) - 1
+    if task < last and manifest.settings["keep_tasks"] == "last" and not (folder / task_folder(task)).is_dir():
+        raise PassloraError(f"the weights of task {task} were not kept (keep_tasks last): there is only task {last}")
+
+
 def task_folder(task: int) -> str:
     return f"task_{task:02d}"
 
 
-def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int) -> None:
-    """Make a fresh learner what it was after the first `tasks` tasks; every tensor is checked before it is used."""
+def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int, root: Path | None = None) -> None:
+    """Make a fresh learner what it was after the first `tasks` tasks; every tensor is checked before it is used.
+
+    No file may lead out of `root`: the folder itself, or the cache that its links point into.
+    """
+    check_kept(folder, tasks - 1, manifest)
+    root = root or folder
     backbone, d = learner.network.backbone, learner.network.backbone.feature_dim
     part = folder / task_folder(tasks - 1)
     seen = sum(len(task.classes) for task in manifest.tasks[:tasks])
@@ -248,14 +340,14 @@ def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int) -> N
         name: Form(*tensor.shape, dtype="F32" if tensor.is_floating_point() else "I64")
         for name, tensor in backbone.state().items()
     }
-    weights = read_tensors(folder, part / (ADAPTER if backbone.has_lora else BACKBONE), forms)
-    head = read_tensors(folder, part / HEAD, {"weight": Form(nodes, d), "bias": Form(nodes)})
+    weights = read_tensors(root, part / (ADAPTER if backbone.has_lora else BACKBONE), forms)
+    head = read_tensors(root, part / HEAD, {"weight": Form(nodes, d), "bias": Form(nodes)})
     memory, rows = learner.memory, learner.memory.prototype_views * seen
     forms = {"means": Form(rows, d), "radii": Form(tasks, dtype="F64"), "class_tasks": Form(seen, dtype="I64")}
     if memory.spread is not None:
         forms["covariances"] = Form(rows, *memory.spread.shape[1:])
     # Later tasks' rows come after: a task still being saved, or one rolled back.
-    prototypes = read_tensors(folder, folder / PROTOTYPES, forms, prefix=True)
+    prototypes = read_tensors(root, folder / PROTOTYPES, forms, prefix=True)
     expected = [i for i, task in enumerate(manifest.tasks[:tasks]) for _ in task.classes]
     if prototypes["class_tasks"].tolist() != expected:
         raise PassloraError(f"{folder / PROTOTYPES} and {MANIFEST} disagree on which task each class came with")

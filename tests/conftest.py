@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from contextlib import contextmanager
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
@@ -90,6 +93,40 @@ def image_tree(tmp_path):
         return root
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bf16_works():
+    """Whether bfloat16 runs on this CPU: some virtual machines name instructions they do not grant, which is fatal."""
+    probe = "import torch; x = torch.ones(64, 64).bfloat16(); x @ x; torch.nn.functional.linear(x, x)"
+    return subprocess.run([sys.executable, "-c", probe]).returncode == 0
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from passlora import store
+with store.lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held():
+    """A folder that another process has locked, for the time of the block."""
+
+    @contextmanager
+    def hold(folder):
+        holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert holder.stdout.readline() == "held\n"
+            yield
+        finally:
+            holder.kill()
+            holder.wait()
+
+    return hold
 
 
 @pytest.fixture

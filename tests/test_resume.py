@@ -22,11 +22,8 @@ def test_killed_runs_end_as_if_nothing_had_happened(image_tree, tmp_path):
     assert " 0 different" in done.stdout
 
 
-def test_a_run_in_use_is_refused(tiny, tmp_path):
-    with (
-        store.lock(tmp_path / "run"),
-        pytest.raises(PassloraError, match="in use by another process"),
-    ):
+def test_a_run_in_use_is_refused(tiny, tmp_path, held):
+    with held(tmp_path / "run"), pytest.raises(PassloraError, match="in use by another process"):
         train(tiny(output_dir=str(tmp_path / "run")), lambda text: None)
 
 

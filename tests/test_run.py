@@ -80,7 +80,7 @@ def test_the_folder_holds_a_model_a_task_and_no_image(finished):
     assert not torch.equal(heads[0], heads[1][:28]), "each task has a head of its own"
     assert load_file(folder / "prototypes.safetensors")["means"].shape == (40, 192)
     suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file() and p.name != ".lock"}
-    assert suffixes == {".safetensors", ".json", ".jsonl", ".yaml", ".csv", ".png"}
+    assert suffixes == {".safetensors", ".json", ".jsonl", ".yaml", ".csv", ".md", ".png"}
 
 
 def test_pictures_and_tables(finished):
@@ -135,9 +135,9 @@ def test_overwriting_removes_the_runs_own_files_only(tmp_path):
     for name in ("notes.txt", "holiday.png"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "task_00").mkdir()
-    store.claim(tmp_path, {"a": 2}, overwrite=True)
+    store.claim(tmp_path, {"dataset_name": "digits", "a": 2}, overwrite=True)
     assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "holiday.png", "config.yaml"}
-    assert (tmp_path / "config.yaml").read_text() == "a: 2\n"
+    assert (tmp_path / "config.yaml").read_text() == "dataset_name: digits\na: 2\n"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

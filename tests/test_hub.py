@@ -1,0 +1,457 @@
+"""Push, pull and load with the real huggingface_hub client, against a Hub of our own on the loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+
+import huggingface_hub
+import pytest
+import torch
+from hub_server import TOKEN, Hub
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from passlora import PassloraError, hub, train
+from passlora.model import PassLora
+
+REPO = "ann/digits"
+
+
+def digit_folder(root, *digits, count=3):
+    source = load_digits()
+    for digit in digits:
+        (root / str(digit)).mkdir(parents=True)
+        for i, image in enumerate(source.images[source.target == digit][:count]):
+            Image.fromarray((image * 15.9).astype("uint8")).save(root / str(digit) / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three tasks of digits, as `train` leaves them."""
+    from passlora import Config
+
+    folder = tmp_path_factory.mktemp("hub") / "digits"
+    options = {"dataset_name": str(digit_folder(folder.parent / "data", 0, 1, 2, 3, 4)), "task_sizes": [2, 2, 1]}
+    config = Config.make(
+        **options, num_train_epochs=1, per_device_train_batch_size=8, output_dir=str(folder), preset="pass++"
+    )
+    train(config, lambda text: None)
+    return folder
+
+
+@pytest.fixture
+def model(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """A Hub, a cache of its own, and a client that is logged in; waiting between retries is left out."""
+    server, constants = Hub(), huggingface_hub.constants
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def head(model):
+    return model.learner.network.head.weight
+
+
+PART = ["adapter_config.json", "adapter_model.safetensors", "head.safetensors"]
+ABOUT = ["README.md", "accuracy.png", "accuracy_matrix.csv", "passlora.json", "prototypes.safetensors", "results.json"]
+
+
+def test_a_push_is_one_commit_with_the_model_alone(server, model, cli):
+    code, out, _ = cli("push", model, REPO)
+    assert code == 0 and f"uploaded to {server.url}/{REPO}, tag task-02" in out
+    repo = server.repos[REPO]
+    _, commit = repo.refs["main"]
+    assert commit.message == "Task 2: 5 classes" and repo.tags == {"task-02": commit}
+    parts = [f"task_{task:02d}/{name}" for task in range(3) for name in PART]
+    assert set(commit.files) == {".gitattributes", *ABOUT, *parts}, "no settings, logs or comparisons"
+    for name, content in commit.files.items():
+        if name not in (".gitattributes", "README.md"):
+            assert content == (model / name).read_bytes()
+    assert f'from_pretrained("{REPO}")' in commit.files["README.md"].decode().replace("'", '"')
+    code, out, _ = cli("push", model, REPO)
+    assert code == 0 and "is up to date" in out and len(repo.refs["main"]) == 2
+
+
+def test_a_further_task_uploads_what_changed(server, model, tmp_path, cli):
+    hub.push(model, REPO)
+    puts = sum(method == "PUT" for method, _ in server.requests)
+    digit_folder(tmp_path / "more", 7)
+    assert cli("learn", model, "--data", tmp_path / "more", "--num_train_epochs", "1")[0] == 0
+    assert cli("push", model, REPO)[0] == 0
+    repo = server.repos[REPO]
+    before, after = repo.refs["main"][1:]
+    changed = {"README.md", "passlora.json", "prototypes.safetensors", *(f"task_03/{name}" for name in PART)}
+    assert set(after.uploaded) == changed
+    assert repo.tags == {"task-02": before, "task-03": after}
+    assert sum(method == "PUT" for method, _ in server.requests) == puts + 3, "adapter, head and prototypes"
+
+
+def test_what_a_rollback_removed_goes_there_too(server, model, cli):
+    hub.push(model, REPO)
+    server.add(REPO, {**server.repos[REPO].refs["main"][-1].files, "notes.txt": b"the owner's own"})
+    cli("rollback", model, "--to_task", "0")
+    code, _, err = cli("push", model, REPO)
+    assert code == 2 and "not confirmed" in err
+    cli("rollback", model, "--prune")
+    assert cli("push", model, REPO)[0] == 0
+    commit = server.repos[REPO].refs["main"][-1]
+    assert {name.split("/")[0] for name in commit.files if "task" in name} == {"task_00"}
+    assert "notes.txt" in commit.files
+    assert set(server.repos[REPO].tags) == {"task-02", "task-00"}
+    back = PassLora.from_pretrained(REPO, revision="task-02")
+    assert len(back.classes) == 5, "the tag still has what was"
+
+
+@pytest.mark.parametrize("task", [None, 0, 1])
+def test_loading_from_the_hub(server, model, task):
+    hub.push(model, REPO)
+    server.requests.clear()
+    there, here = PassLora.from_pretrained(REPO, task=task), PassLora.from_pretrained(model, task=task)
+    assert torch.equal(head(there), head(here)) and there.classes == here.classes
+    assert torch.equal(there.learner.memory.means, here.learner.memory.means)
+    fetched = {path.split("/resolve/")[1].split("/", 1)[1] for _, path in server.requests if "/resolve/" in path}
+    part = f"task_{2 if task is None else task:02d}"
+    assert fetched == {
+        "passlora.json",
+        "prototypes.safetensors",
+        f"{part}/adapter_model.safetensors",
+        f"{part}/head.safetensors",
+    }
+
+
+def test_a_model_of_the_hub_is_taught_and_saved_whole(server, model, tmp_path):
+    hub.push(model, REPO)
+    there = PassLora.from_pretrained(REPO, num_train_epochs=1)
+    there.learn(digit_folder(tmp_path / "more", 8))
+    with pytest.raises(PassloraError, match="save_pretrained it first"):
+        there.push_to_hub(REPO)
+    there.save_pretrained(tmp_path / "mine")
+    assert torch.equal(
+        head(PassLora.from_pretrained(tmp_path / "mine", task=0)), head(PassLora.from_pretrained(model, 0))
+    )
+    assert there.push_to_hub(REPO, revision="mine") == f"{server.url}/{REPO}"
+    repo = server.repos[REPO]
+    assert len(repo.refs["mine"]) == 3 and len(repo.refs["main"]) == 2 and set(repo.tags) == {"task-02"}
+    assert PassLora.from_pretrained(REPO, revision="mine").classes[-1] == "8"
+
+
+def test_what_was_loaded_once_is_there_without_network(server, model, monkeypatch):
+    hub.push(model, REPO)
+    before = head(PassLora.from_pretrained(REPO))
+    server.shutdown()
+    server.server_close()
+    assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
+    with pytest.raises(PassloraError, match="cannot be reached, and is not in the cache"):
+        PassLora.from_pretrained(REPO, task=0)
+
+
+STOCK_PEFT = """
+import sys
+sys.modules["passlora"] = None  # whoever imports it fails
+import timm, torch
+from peft import PeftModel
+from safetensors.torch import load_file
+repo, weights, x, out = sys.argv[1:]
+network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
+network.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+model = PeftModel.from_pretrained(network, repo, subfolder="task_01").eval()
+with torch.no_grad():
+    torch.save(model(torch.load(x)), out)
+"""
+
+
+def environment(server, tmp_path, token=TOKEN):
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "0")
+    ours = {"HF_ENDPOINT": server.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    return {**os.environ, **offline, **ours}
+
+
+def test_stock_peft_reads_an_adapter_from_the_hub(server, model, tmp_path):
+    hub.push(model, REPO)
+    x = torch.randn(2, 3, 64, 64)
+    torch.save(x, tmp_path / "x.pt")
+    weights = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
+    command = [sys.executable, "-c", STOCK_PEFT, REPO, str(weights), tmp_path / "x.pt", tmp_path / "z.pt"]
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=environment(server, tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        ours = PassLora.from_pretrained(model, task=1).learner.network(x)
+    assert (ours - torch.load(tmp_path / "z.pt")).abs().max() <= 1e-6
+
+
+# --- pull ------------------------------------------------------------------------------------------------------
+
+
+def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub.push(model, REPO)
+    code, out, _ = cli("pull", REPO)
+    assert code == 0 and "digits knows 5 classes from 3 tasks" in out and "passlora info digits" in out
+    pulled = tmp_path / "digits"
+    for name in names(pulled) - {".lock", "README.md"}:
+        assert (pulled / name).read_bytes() == (model / name).read_bytes() and not (pulled / name).is_symlink()
+    assert names(model) - names(pulled) == {"config.yaml", "training_log.jsonl", "accuracy_matrix.png"}
+
+    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), "--num_train_epochs", "1")
+    hub.push(model, REPO)
+    assert cli("pull", REPO, pulled)[0] == 0
+    assert torch.equal(head(PassLora.from_pretrained(pulled)), head(PassLora.from_pretrained(model)))
+    assert len(PassLora.from_pretrained(pulled, task=2).classes) == 5
+
+    assert cli("pull", REPO, tmp_path / "early", "--revision", "task-02")[0] == 0
+    cli("learn", tmp_path / "early", "--data", digit_folder(tmp_path / "other", 6), "--num_train_epochs", "1")
+    before = {name: (tmp_path / "early" / name).read_bytes() for name in names(tmp_path / "early")}
+    code, _, err = cli("pull", REPO, tmp_path / "early")
+    assert code == 2 and "has learnt other tasks than ann/digits" in err
+    assert before == {name: (tmp_path / "early" / name).read_bytes() for name in names(tmp_path / "early")}
+
+
+def test_a_download_that_was_cut_off_goes_on(server, model, tmp_path, cli):
+    hub.push(model, REPO)
+    server.faults = [["GET", "task_01/head", 404, 0], ["GET", "task_01/head", "cut", 99]]
+    code, _, err = cli("pull", REPO, tmp_path / "pulled")
+    assert code == 2 and err.count("\n") == 1 and not (tmp_path / "pulled").exists()
+    server.faults, count = [], len(server.requests)
+    assert cli("pull", REPO, tmp_path / "pulled")[0] == 0
+    again = [path for method, path in server.requests[count:] if method == "GET" and "/resolve/" in path]
+    assert not any("task_00" in path for path in again), "what had arrived is not fetched again"
+    assert torch.equal(head(PassLora.from_pretrained(tmp_path / "pulled")), head(PassLora.from_pretrained(model)))
+
+
+def test_a_stranger_can_not_choose_where_files_go(server, model, tmp_path, cli):
+    hub.push(model, REPO)
+    files = server.repos[REPO].refs["main"][-1].files
+    extra = {"../evil.txt": b"x", "task_00/../../evil.txt": b"x", "run.py": b"x", "task_00/evil.pkl": b"x"}
+    server.add(REPO, {**files, **extra})
+    assert cli("pull", REPO, tmp_path / "inner" / "pulled")[0] == 0
+    assert not [p for p in tmp_path.rglob("*") if "evil" in p.name or p.name == "run.py"]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"config.json": b"{}"}, "has no passlora.json: it is no passlora model"),
+        ({"passlora.json": b"[" * 9}, "cannot be read"),
+        ({"passlora.json": b'{"format_version": 99}'}, "a newer passlora wrote it"),
+    ],
+)
+def test_repositories_that_are_no_model(server, tmp_path, cli, files, says):
+    server.add("bob/other", files)
+    for command in (["pull", "bob/other", tmp_path / "x"], ["info", "bob/other"], ["predict", "bob/other", "a.png"]):
+        code, _, err = cli(*command)
+        assert code == 2 and says in err and err.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_manifest_of_no_sane_size_is_not_fetched(server, monkeypatch):
+    server.add("bob/huge", {"passlora.json": b" " * 2000})
+    monkeypatch.setattr(hub, "MAX_BYTES", 1000)
+    with pytest.raises(PassloraError, match="larger than any manifest"):
+        PassLora.from_pretrained("bob/huge")
+    assert not any("/resolve/" in path for _, path in server.requests)
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+def test_commands_take_a_model_of_the_hub(server, model, tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub.push(model, REPO)
+    data = digit_folder(tmp_path / "few", 0, 1, count=2)
+    code, out, _ = cli("predict", REPO, data / "0" / "0.png", "--top_k", "1", "--task", "0")
+    assert code == 0 and out.count("%") == 1
+    code, out, _ = cli("info", REPO)
+    assert code == 0 and "5 classes in 3 tasks" in out
+    code, out, _ = cli("eval", REPO, "--data", data, "--revision", "task-02")
+    assert code == 0 and (tmp_path / "digits-eval" / "confusion_matrix.csv").is_file()
+    assert cli("merge", REPO, tmp_path / "merged")[0] == 0
+    code, _, err = cli("info", "ann/nothing")
+    assert code == 2 and "neither a folder here nor a model on the Hub" in err and err.count("\n") == 1
+    code, _, err = cli("info", REPO, "--revision", "task-77")
+    assert code == 2 and "no such revision" in err
+    code, _, err = cli("predict", model, data, "--revision", "main")
+    assert code == 2 and "revision goes with a model on the Hub" in err
+
+
+def test_private_branch_and_pull_request(server, model, cli):
+    assert cli("push", model, "ann/secret", "--private")[0] == 0
+    assert server.repos["ann/secret"].private
+    code, out, _ = cli("push", model, "ann/secret", "--revision", "try-out")
+    assert code == 0 and ("branch try-out" in out or "up to date" in out)
+    server.add("bob/digits", {"README.md": b"bob's"})
+    code, out, _ = cli("push", model, "bob/digits", "--create_pr")
+    assert code == 0 and "opened" in out and "/bob/digits/discussions/1" in out
+    assert "passlora.json" in server.repos["bob/digits"].pull_requests[0].files
+    assert len(server.repos["bob/digits"].refs["main"]) == 1
+    code, _, err = cli("push", model, "bob/digits", "--create_pr", "--revision", "x")
+    assert code == 2 and "leave out the revision" in err
+
+
+def test_tokens(server, model, cli, monkeypatch):
+    """Wrong, missing and without rights: a sentence each, which does not tell the token."""
+    code, _, err = cli("push", model, "bob/digits")
+    assert code == 2 and "(403" in err and "namespace" in err
+    wrong = "hf_" + "w" * 34
+    monkeypatch.setenv("HF_TOKEN", wrong)
+    code, out, err = cli("push", model, REPO)
+    assert code == 2 and "refuses the token (401" in err and wrong not in out + err and err.count("\n") == 1
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(model / "no-token"))
+    code, out, err = cli("push", model, REPO)
+    assert code == 2 and "log in" in err and err.count("\n") == 1
+    assert not server.repos
+
+
+@pytest.mark.parametrize("name", ["digits", "a/b/c", "ann/..", "../x", "ann/", "/digits"])
+def test_names_that_are_none(model, cli, name):
+    code, _, err = cli("push", model, name)
+    assert code == 2 and "user/name" in err and err.count("\n") == 1
+
+
+# --- servers that fail -----------------------------------------------------------------------------------------
+
+
+def test_an_upload_that_fails_once_is_retried_by_the_client(server, model):
+    server.faults = [["PUT", "/blobs/", 500, 2], ["POST", "/preupload/", 503, 1]]
+    assert hub.push(model, REPO).tag == "task-02"
+
+
+@pytest.mark.parametrize("answer", [500, 403, "cut"])
+def test_an_upload_cut_off_in_the_middle_leaves_no_commit_and_goes_on(server, model, cli, answer):
+    """Some blobs arrive; the next push brings only the others."""
+    server.faults = [["PUT", "/blobs/[0-7]", answer, 10_000]]
+    code, out, err = cli("push", model, REPO)
+    assert code == 2 and err.count("\n") == 1 and "secretsignature" not in out + err
+    assert len(server.repos[REPO].refs["main"]) == 1 and not server.repos[REPO].tags
+    arrived = set(server.blobs)
+    server.faults = []
+    server.requests.clear()
+    assert cli("push", model, REPO)[0] == 0
+    brought = {path.split("/")[-1] for method, path in server.requests if method == "PUT"}
+    assert brought and brought.isdisjoint(arrived) and arrived | brought == set(server.blobs)
+
+
+def run_config(tiny, tmp_path, **changes):
+    options = {"task_sizes": [4, 3, 3], "max_train_per_class": 2, "max_test_per_class": 1, "preset": "finetune"}
+    options |= {"push_to_hub": True, "hub_model_id": REPO, "output_dir": str(tmp_path / "run")}
+    return tiny(**{**options, **changes})
+
+
+def test_training_uploads_after_each_task(server, tiny, tmp_path):
+    said = []
+    train(run_config(tiny, tmp_path), said.append)
+    repo = server.repos[REPO]
+    _, *commits = repo.refs["main"]
+    assert [commit.message for commit in commits] == ["Task 0: 4 classes", "Task 1: 7 classes", "Task 2: 10 classes"]
+    assert repo.tags == {f"task-{i:02d}": commit for i, commit in enumerate(commits)}
+    assert {name for name in commits[1].uploaded if "task_" in name} == {f"task_01/{name}" for name in PART}
+    for task in range(3):
+        at_tag = PassLora.from_pretrained(REPO, revision=f"task-{task:02d}")
+        assert torch.equal(head(at_tag), head(PassLora.from_pretrained(tmp_path / "run", task=task)))
+    assert sum("uploaded to" in line for line in said) == 3 and TOKEN not in "".join(said)
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert TOKEN.encode() not in everything
+    train(run_config(tiny, tmp_path), said.append)
+    assert len(repo.refs["main"]) <= 5, "a finished run has at most its pictures left to upload"
+
+
+def test_a_failed_upload_is_made_up_for_by_the_next_task(server, tiny, tmp_path):
+    server.faults = [["POST", "/commit/", 507, 1]]
+    said = []
+    results = train(run_config(tiny, tmp_path), said.append)
+    assert results["finished"]
+    _, *commits = server.repos[REPO].refs["main"]
+    assert [commit.message for commit in commits] == ["Task 1: 7 classes", "Task 2: 10 classes"]
+    assert {"task_00/head.safetensors", "task_01/head.safetensors"} <= set(commits[0].files)
+    text = "\n".join(said)
+    assert "upload to ann/digits failed: the Hub answers 507" in text and "passlora push" not in text
+
+
+def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp_path, cli):
+    server.shutdown()
+    server.server_close()
+    said = []
+    folder = tmp_path / "run"
+    results = train(run_config(tiny, tmp_path, hub_private_repo=True), said.append)
+    assert results["finished"] and len(PassLora.from_pretrained(folder).classes) == 10
+    text = "\n".join(said)
+    assert text.count("upload to ann/digits failed") == 4, "three tasks, and once more at the end"
+    (command,) = re.findall(r"finish it with: passlora (.*)", text)
+    assert command == f"push {folder} {REPO} --private"
+    huggingface_hub.constants.ENDPOINT = Hub().url
+    code, out, err = cli(*command.split())
+    assert code == 0, err
+    assert "uploaded to" in out
+
+
+def test_starting_the_training_again_finishes_the_upload(server, tiny, tmp_path):
+    server.faults = [["POST", "/commit/", 507, 99]]
+    train(run_config(tiny, tmp_path), lambda text: None)
+    assert len(server.repos[REPO].refs["main"]) == 1
+    server.faults = []
+    train(run_config(tiny, tmp_path), lambda text: None)
+    assert server.repos[REPO].refs["main"][-1].message == "Task 2: 10 classes"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"hub_model_id": None}, "give --hub_model_id"),
+        ({"hub_model_id": "digits"}, "must be user/name"),
+        ({"seeds": [0, 1]}, "goes with one run"),
+    ],
+)
+def test_settings_that_cannot_be(tiny, tmp_path, flags, says):
+    with pytest.raises(PassloraError, match=says):
+        run_config(tiny, tmp_path, **flags)
+
+
+def test_the_cache_is_not_a_way_out(server, model, tmp_path):
+    """Links of the cache into itself are followed, links elsewhere are not."""
+    hub.push(model, REPO)
+    source = PassLora.from_pretrained(REPO).source
+    path = source.folder / "task_02" / "head.safetensors"
+    outside = tmp_path / "outside.safetensors"
+    shutil.copyfile(path, outside)
+    path.unlink()
+    path.symlink_to(outside)
+    with pytest.raises(PassloraError, match="leads out of the model's folder"):
+        PassLora.from_pretrained(REPO)
+    with pytest.raises(PassloraError, match="leads out of the model's folder"):
+        hub.pull(REPO, tmp_path / "pulled")
+    assert not (tmp_path / "pulled" / "passlora.json").exists()
+
+
+def test_a_folder_in_use_is_not_pushed(server, model, cli, held):
+    with held(model):
+        code, _, err = cli("push", model, REPO)
+    assert code == 2 and "in use by another process" in err and not server.repos
