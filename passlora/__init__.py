@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 from .config import load as load_config
 from .errors import PassloraError
+from .registration import watch_transformers
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
+
+
+watch_transformers()  # after `import passlora`, transformers' auto classes and pipelines know merged models
 
 
 def __getattr__(name: str) -> Any:

@@ -80,8 +80,10 @@ class Backbone(nn.Module):
         set_peft_model_state_dict(self.body, tensors, adapter_name="default")
 
     def merged(self) -> Any:
-        """A copy of the plain timm network with the adapter added to its weights."""
+        """A copy of the plain network, with the adapter, if there is one, added to its weights."""
         body = copy.deepcopy(self.body)
+        if not self.has_lora:
+            return body
         body.set_adapter("default")
         return body.merge_and_unload(adapter_names=["default"])
 
@@ -98,17 +100,20 @@ class Backbone(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """uint8 or float images in 0..255, any size -> normalised input of the network."""
-        x = images.float() / 255
-        if x.shape[-2:] != (self.image_size, self.image_size):
-            shrink = x.shape[-1] > self.image_size
-            size = (self.image_size, self.image_size)
-            x = nn.functional.interpolate(x, size, mode="bilinear", antialias=shrink)
-        return (x - x.new_tensor(self.mean)[:, None, None]) / x.new_tensor(self.std)[:, None, None]
+        return prepare(images, self.image_size, self.mean, self.std)
 
     def parameter_counts(self) -> tuple[int, int]:
         """Trainable and all weights, the teacher left out."""
         own = [p for name, p in self.named_parameters() if ".teacher." not in name]
         return sum(p.numel() for p in own if p.requires_grad), sum(p.numel() for p in own)
+
+
+def prepare(images: Tensor, image_size: int, mean: Any, std: Any) -> Tensor:
+    x = images.float() / 255
+    if x.shape[-2:] != (image_size, image_size):
+        shrink = x.shape[-1] > image_size
+        x = nn.functional.interpolate(x, (image_size, image_size), mode="bilinear", antialias=shrink)
+    return (x - x.new_tensor(mean)[:, None, None]) / x.new_tensor(std)[:, None, None]
 
 
 def make_backbone(config: ModelConfig) -> Backbone:
@@ -142,13 +147,18 @@ def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:
     if not from_hub and not timm.is_model(name.split(".")[0]):
         known = nearest(name, [*timm.list_models(), VIT_MINI, RESNET18])
         raise PassloraError(f"{name!r} is neither a timm model, nor a Hub id, nor a checkpoint file{known}")
-    options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
+    arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
     try:
+        if pretrained and name.startswith("hf"):
+            check_safetensors(name.split(":", 1)[1])
         try:
-            sized = {**options, "img_size": image_size} if image_size else options
-            network: Any = timm.create_model(name, **sized)
+            network: Any = timm.create_model(name, num_classes=0, pretrained=pretrained, **arguments)
         except TypeError:  # convolutional networks take any size and no such option
-            network = timm.create_model(name, **options)
+            arguments = {}
+            network = timm.create_model(name, num_classes=0, pretrained=pretrained)
+        network.origin = origin(name, arguments)
+    except PassloraError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PassloraError(
@@ -159,11 +169,56 @@ def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:
     return network
 
 
-def vit_mini(config: ModelConfig) -> Any:
-    """The bundled backbone: six DeiT-Ti blocks at 64 px, pretrained (docs/backbones.md)."""
+def origin(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """timm's architecture and its arguments: enough for `rebuild`, without the network that a Hub id needs."""
+    from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
+
+    if ":" not in name:
+        return name.split(".")[0], arguments
+    kind, place = name.split(":", 1)
+    read = load_model_config_from_path if kind == "local-dir" else load_model_config_from_hf
+    _, architecture, own = read(place)
+    return architecture, {**(own or {}), **arguments}
+
+
+def rebuild(architecture: str, arguments: dict[str, Any]) -> Any:
+    """A network as `origin` describes it, without classifier, with random weights; safe with a stranger's words."""
     import timm
 
-    network: Any = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
+    harmless = all(isinstance(value, (bool, int, float, str)) for value in arguments.values())
+    if not harmless or any(name.startswith(("pretrained", "checkpoint", "cache")) for name in arguments):
+        raise PassloraError(f"these arguments of an architecture are not taken from a file: {', '.join(arguments)}")
+    try:
+        if architecture == RESNET18:
+            return resnet18(**arguments)
+        if not timm.is_model(architecture):
+            raise PassloraError(f"{architecture[:80]!r} is no architecture of timm")
+        return timm.create_model(architecture, num_classes=0, **arguments)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise PassloraError(f"{architecture} cannot be built with {arguments} ({error})") from None
+
+
+def check_safetensors(model_id: str) -> None:
+    """No pickle from the Hub: the repository must have its weights as safetensors."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repo_id, _, revision = model_id.partition("@")
+    try:
+        hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:
+        raise PassloraError(
+            f"{repo_id} has no model.safetensors: passlora loads no other format from the Hub, as it could hold code"
+        ) from None
+
+
+def vit_mini(config: ModelConfig) -> Any:
+    """The bundled backbone: six DeiT-Ti blocks at 64 px, pretrained (docs/backbones.md)."""
+    arguments = {"img_size": 64, "depth": 6}
+    network = rebuild("deit_tiny_patch16_224", arguments)
+    network.origin = "deit_tiny_patch16_224", arguments
     if config.image_size not in (None, 64):
         raise PassloraError(f"{VIT_MINI} takes 64 px, not image_size {config.image_size}")
     if config.pretrained:
@@ -182,6 +237,7 @@ def resnet18(image_size: int) -> Any:
         network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
+    network.origin = RESNET18, {"image_size": image_size}
     return network
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .config import DataConfig
-from .data import Split
+from .data import Split, to_rgb
 from .errors import PassloraError
 from .progress import progress
 
@@ -145,6 +145,13 @@ def cut(image: Image.Image, size: int, uniforms: list[float] | None, min_scale: 
         left, top = (width - w) * uniforms[0], (height - h) * uniforms[1]
     box = (left, top, left + w, top + h)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def as_input(image: Image.Image, size: int) -> Tensor:
+    """One image as evaluation reads it: small ones at their own size, large ones by their centre crop."""
+    image = to_rgb(image)
+    pixels: Any = image if max(image.size) <= SMALL_SIDE else cut(image, size, None, 0.0)
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 def crop_with_padding(images: Tensor, padding: int, u_top: Tensor, u_left: Tensor) -> Tensor:

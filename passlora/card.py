@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, store
-from .manifest import Manifest, versions
+from .config import is_repo_id
+from .manifest import Manifest, split_local, versions
 from .store import CARD
 
 NOTES = "<!-- Your own notes: what stands below this line is kept. -->"
@@ -82,7 +83,7 @@ def metadata(manifest: Manifest, name: str, licence: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     base, base_licence = base_model(manifest.settings)
-    datasets = list(dict.fromkeys(task.dataset for task in manifest.tasks if task.dataset and "/" in task.dataset))
+    datasets = list(dict.fromkeys(task.dataset for task in manifest.tasks if is_repo_id(task.dataset or "")))
     last = manifest.tasks[-1].dataset
     evaluation = [
         EvalResult(
@@ -114,14 +115,19 @@ def base_model(settings: dict[str, Any]) -> tuple[str | None, str]:
     name = settings["model_name_or_path"]
     if name == "passlora/vit-mini":
         return name, "apache-2.0"
-    if settings.get("model_architecture") is not None or not settings.get("pretrained", True):
+    if is_local(settings) or not settings["pretrained"]:
         return None, "other"  # a file of the user's, or trained from scratch
     if "/" in name:
-        return re.sub(r"^(hf[-_]hub:|local-dir:)", "", name), "other"
+        return re.sub(r"^hf[-_]hub:", "", name).split("@")[0], "other"
     import timm
 
     known = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return (known.hf_hub_id if known else None), (known.license if known else None) or "other"
+
+
+def is_local(settings: dict[str, Any]) -> bool:
+    """Whether the backbone came from a file or folder, which whoever reads the card must have."""
+    return split_local(settings["model_name_or_path"], settings["model_architecture"])[1] is not None
 
 
 def introduction(manifest: Manifest) -> str:
@@ -138,8 +144,7 @@ def introduction(manifest: Manifest) -> str:
 
 def quick_start(manifest: Manifest, name: str) -> str:
     settings, last = manifest.settings, len(manifest.tasks) - 1
-    is_file = settings.get("model_architecture") is not None
-    backbone = f", model_name_or_path={settings['model_name_or_path']!r}" if is_file else ""
+    backbone = f", model_name_or_path={settings['model_name_or_path']!r}" if is_local(settings) else ""
     parts = [
         f"""\
 ```python
@@ -157,7 +162,7 @@ for guess in answer:
     if (
         settings["lora_r"]
         and settings["pretrained"]
-        and not is_file
+        and not is_local(settings)
         and settings["model_name_or_path"] != "passlora/vit-mini"
     ):
         size = f", img_size={settings['image_size']}" if settings["image_size"] else ""

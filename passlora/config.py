@@ -95,11 +95,11 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        at_least("lora_r", self.lora_r, 0)
+        between("lora_r", self.lora_r, 0, 1024)
         if self.lora_alpha is not None:
             above("lora_alpha", self.lora_alpha, 0)
         if self.image_size is not None:
-            at_least("image_size", self.image_size, 8)
+            between("image_size", self.image_size, 8, 4096)
         try:
             re.compile(self.lora_target_modules)
         except re.error as error:

@@ -98,11 +98,18 @@ def add_commands(commands: Any) -> None:
     merge = add_command(
         commands,
         "merge",
-        "fold the adapter into plain timm weights, for serving without peft",
-        "Write a folder that timm.create_model('local-dir:OUT', pretrained=True) reads: the backbone, adapter folded "
-        "in, with the head as its classifier.",
+        "fold the adapter into plain weights, for serving without peft",
+        "Write a folder with the backbone, adapter folded in, and the head as its classifier.",
     )
     merge.add_argument("out", metavar="OUT", help="the folder to write")
+    merge.add_argument(
+        "--format",
+        choices=["timm", "transformers"],
+        default="timm",
+        help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
+        "pipeline('image-classification', model='OUT') does, after import passlora, with the ensemble of rotations "
+        "inside (default: timm)",
+    )
     add_task_flags(merge)
 
     push = add_command(
@@ -272,8 +279,12 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 
 def merge(arguments: argparse.Namespace) -> int:
-    load(arguments).merge(arguments.out)
-    print(f"saved in {arguments.out}; read it with timm.create_model('local-dir:{arguments.out}', pretrained=True)")
+    out = arguments.out
+    load(arguments).merge(out, arguments.format)
+    if arguments.format == "timm":
+        print(f"saved in {out}; read it with timm.create_model('local-dir:{out}', pretrained=True)")
+    else:
+        print(f"saved in {out}; after import passlora, read it with pipeline('image-classification', model='{out}')")
     return 0
 
 

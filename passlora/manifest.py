@@ -16,6 +16,7 @@ from .config import FIELDS, Config
 from .errors import PassloraError
 
 MANIFEST = "passlora.json"
+LOCAL_DIR = "local-dir:"
 FORMAT_VERSION = 1
 MAX_BYTES = 64 * 2**20
 # What rebuilds the network, and what the next task is learnt with; where data lay and went is nobody's business.
@@ -80,9 +81,17 @@ def settings_of(config: Config) -> dict[str, Any]:
     """The settings a model keeps; of a local checkpoint only the file's name."""
     flat = config.flat()
     kept = {name: flat[name] for name in SETTINGS}
-    if config.model.model_architecture is not None:
-        kept["model_name_or_path"] = Path(config.model.model_name_or_path).name
+    kind, path = split_local(config.model.model_name_or_path, config.model.model_architecture)
+    if path is not None:
+        kept["model_name_or_path"] = kind + Path(path).name
     return kept
+
+
+def split_local(name: str, architecture: str | None) -> tuple[str, str | None]:
+    """The path in a backbone's name, if it lies in a file or folder; with what stands before the path."""
+    if name.startswith(LOCAL_DIR):
+        return LOCAL_DIR, name[len(LOCAL_DIR) :]
+    return "", name if architecture is not None else None
 
 
 def versions() -> dict[str, str]:
@@ -130,6 +139,11 @@ def check(content: Any) -> Manifest:
     for name in settings:
         if name not in SETTINGS:
             raise PassloraError(f"unknown setting {str(name)[:80]!r}")
+    name, architecture = settings.get("model_name_or_path"), settings.get("model_architecture")
+    if isinstance(name, str):
+        path = split_local(name, architecture)[1]
+        if ".." in name or name.startswith(("/", "~")) or "\\" in name or "/" in (path or ""):
+            raise PassloraError(f"model_name_or_path {name[:80]!r} leads out of the model's folder")
     manifest = Manifest(settings, [check_task(task) for task in tasks])
     names = manifest.classes
     if len(set(names)) != len(names):

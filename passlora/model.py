@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 
 from . import hub, metrics, store
-from .backbone import VIT_MINI
-from .batches import SMALL_SIDE, Images, cut
+from .backbone import RESNET18
+from .batches import Images, as_input
 from .card import write_card
 from .config import FIELDS, Config, DataConfig, is_local, without_data_path
-from .data import Split, read_splits, to_rgb
+from .data import Split, read_splits
 from .errors import PassloraError
 from .learner import Learner, TaskData
 from .manifest import Manifest, TaskEntry, now, read_manifest, settings_of
@@ -281,47 +281,79 @@ class PassLora:
             raise PassloraError("the model is not in a folder as it is now: save_pretrained it first")
         return folder
 
-    def merge(self, out: str | Path) -> None:
-        """The adapter folded into plain weights: a folder that `timm.create_model("local-dir:OUT")` reads without peft.
+    def merge(self, out: str | Path, format: str = "timm") -> None:
+        """The adapter folded into plain weights, for serving without peft, as a new folder.
 
-        Its logits are those of all nodes: with rotations, class c of the upright image is node 4c.
+        timm: `timm.create_model("local-dir:OUT", pretrained=True)` reads it, without passlora. Its logits are those of
+        all nodes: with rotations, class c of the upright image is node 4c. transformers: after `import passlora`,
+        `AutoModelForImageClassification` and `pipeline` read it; the ensemble of rotations is inside.
         """
-        out, network, model = Path(out), self.learner.network, self.learner.config.model
-        if not network.backbone.has_lora:
-            raise PassloraError("merge folds a LoRA adapter into its backbone; this model was trained whole")
+        out = Path(out)
+        if format not in ("timm", "transformers"):
+            raise PassloraError(f"format must be timm or transformers, got {format!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise PassloraError(f"{out} exists already: choose another folder")
-        merged = network.backbone.merged()
-        classifier = merged.pretrained_cfg.get("classifier") or "head"
-        mini = model.model_name_or_path == VIT_MINI
+        with store.new_folder(out) as folder:
+            if format == "timm":
+                self._write_timm(folder)
+            else:
+                self._write_transformers(folder)
+
+    def _write_timm(self, folder: Path) -> None:
+        network = self.learner.network
+        plain = network.backbone.merged()
+        architecture, arguments = plain.origin
+        if architecture == RESNET18:
+            raise PassloraError(f"timm has no {RESNET18}, whose stem is its own: choose the format transformers")
+        known = plain.pretrained_cfg
+        classifier = known.get("classifier") or "head"
+        side = network.backbone.image_size
         settings = {
-            "architecture": merged.pretrained_cfg.get("architecture") or model.model_architecture,
+            "architecture": architecture,
             "num_classes": network.head.num_nodes,
             "num_features": network.backbone.feature_dim,
-            "model_args": {"img_size": 64, "depth": 6} if mini else {},
+            "model_args": arguments,
             "label_names": [f"{name}@{90 * v}" for name in self.classes for v in range(network.num_views)],
             "pretrained_cfg": {
-                "input_size": [3, network.backbone.image_size, network.backbone.image_size],
+                "input_size": [3, side, side],
                 "mean": list(network.backbone.mean),
                 "std": list(network.backbone.std),
                 "num_classes": network.head.num_nodes,
                 "classifier": classifier,
-                "first_conv": merged.pretrained_cfg.get("first_conv"),
+                "first_conv": known.get("first_conv"),
             },
         }
         head = {f"{classifier}.{name}": tensor for name, tensor in network.head.state_dict().items()}
-        store.write_tensors(out / "model.safetensors", {**merged.state_dict(), **head})
-        store.write_text(out / "classes.json", json.dumps(self.classes, indent=2) + "\n")
-        store.write_json(out / "config.json", settings)
+        store.write_tensors(folder / "model.safetensors", {**plain.state_dict(), **head})
+        store.write_json(folder / "classes.json", self.classes)
+        store.write_json(folder / "config.json", settings)
+
+    def _write_transformers(self, folder: Path) -> None:
+        from .serving import PassLoraConfig, PassLoraForImageClassification, PassLoraImageProcessor
+
+        network, inference = self.learner.network, self.learner.config.method.inference
+        if inference == "ncm":
+            raise PassloraError(
+                "this model answers by its nearest prototype (inference ncm): it has no logits to merge"
+            )
+        backbone, plain = network.backbone, network.backbone.merged()
+        architecture, arguments = plain.origin
+        config = PassLoraConfig(
+            architecture=architecture,
+            architecture_args=arguments,
+            feature_dim=backbone.feature_dim,
+            num_views=network.num_views,
+            inference=inference,
+            id2label=dict(enumerate(self.classes)),
+            label2id={name: i for i, name in enumerate(self.classes)},
+        )
+        model = PassLoraForImageClassification(config)
+        model.backbone.load_state_dict(plain.state_dict())
+        model.head.load_state_dict(network.head.state_dict())
+        model.save_pretrained(folder)
+        PassLoraImageProcessor(backbone.image_size, backbone.mean, backbone.std).save_pretrained(folder)
 
 
 def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
     """The model's augmentation with another dataset."""
     return dataclasses.replace(config.data, dataset_name=str(data), **settings)
-
-
-def as_input(image: Image.Image, size: int) -> Tensor:
-    """One image as evaluation reads it: small ones at their own size, large ones by their centre crop."""
-    image = to_rgb(image)
-    pixels: Any = image if max(image.size) <= SMALL_SIDE else cut(image, size, None, 0.0)
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)

@@ -153,6 +153,19 @@ def write(path: Path, save: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder that takes its name when the block is done: it is whole, or it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as name:
+        new = Path(name) / "new"
+        new.mkdir()
+        yield new
+        if path.is_dir():
+            path.rmdir()  # an empty one
+        os.replace(new, path)
+
+
 def current_umask() -> int:
     umask = os.umask(0)
     os.umask(umask)

@@ -1,9 +1,10 @@
-"""Kills a real training process at the n-th event, continues it, and compares with a run that was left alone.
+"""Kills a real process at the n-th event, starts it again, and compares with one that was left alone.
 
-    python tests/kill_sweep.py WORK_FOLDER IMAGE_FOLDER [STRIDE [OFFSET]]
+    python tests/kill_sweep.py train|learn WORK_FOLDER IMAGE_FOLDER [STRIDE [OFFSET]]
 
 Events are training steps, flushes to disk and renames: so kills fall inside steps, inside saves, and between any two
-files of a save. The process is killed by SIGKILL. Children are forked from this one to save the imports.
+files of a save. The process is killed by SIGKILL. Children are forked from this one to save the imports. `train` is one
+run with a comparison; `learn` starts a model with one lesson, and teaches it a second.
 """
 
 from __future__ import annotations
@@ -17,25 +18,40 @@ import sys
 from pathlib import Path
 
 from passlora import Config
+from passlora.cli import main as command_line
 from passlora.learner import Learner
 from passlora.run import train
 
-
-def config(data: str, folder: Path) -> Config:
-    return Config.make(
-        dataset_name=data,
-        task_sizes=[2, 1],
-        num_train_epochs=2,
-        lr_milestones=[1],
-        per_device_train_batch_size=4,
-        radius="running",
-        save_steps=1,
-        compare=["finetune"],
-        output_dir=str(folder),
-    )
+BUDGET = {"num_train_epochs": 2, "lr_milestones": [1], "per_device_train_batch_size": 4, "save_steps": 1}
 
 
-def run_child(data: str, folder: Path, kill_at: int) -> tuple[bool, int]:
+def run_training(data: Path, folder: Path) -> None:
+    options = {"task_sizes": [2, 1], "radius": "running", "compare": ["finetune"], **BUDGET}
+    train(Config.make(dataset_name=str(data), output_dir=str(folder), **options), lambda text: None)
+
+
+def run_lessons(data: Path, folder: Path) -> None:
+    """The lessons that are not learnt yet; a script would ask `passlora info`."""
+    flags = [part for name, value in BUDGET.items() for part in (f"--{name}", str(value).strip("[]"))]
+    manifest = folder / "passlora.json"
+    done = len(json.loads(manifest.read_text())["tasks"]) if manifest.is_file() else 0
+    for lesson in ("first", "second")[done:]:
+        born = ["--radius", "running"] if lesson == "first" else []
+        command_line(["learn", str(folder), "--data", str(data.parent / lesson), *flags, *born])
+
+
+def split_lessons(data: Path) -> None:
+    """Two folders of classes from one."""
+    for lesson, classes in (("first", ("cat", "dog")), ("second", ("owl",))):
+        for split in ("train", "test"):
+            for name in classes:
+                shutil.copytree(data / split / name, data.parent / lesson / split / name, dirs_exist_ok=True)
+
+
+WORK = {"train": run_training, "learn": run_lessons}
+
+
+def run_child(work: str, data: Path, folder: Path, kill_at: int) -> tuple[bool, int]:
     """One process that kills itself at event `kill_at` (0: never): was it killed, and how many events had it?"""
     reader, writer = os.pipe()
     child = os.fork()
@@ -53,7 +69,12 @@ def run_child(data: str, folder: Path, kill_at: int) -> tuple[bool, int]:
             return wrapper
 
         os.replace, os.fsync, Learner._losses = counted(os.replace), counted(os.fsync), counted(Learner._losses)
-        train(config(data, folder), lambda text: None)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            WORK[work](data, folder)
+        except BaseException as error:
+            print(f"the child failed: {error!r}", file=sys.stderr)
+            os._exit(1)
         os.write(writer, str(events).encode())
         os._exit(0)
     os.close(writer)
@@ -66,39 +87,47 @@ def run_child(data: str, folder: Path, kill_at: int) -> tuple[bool, int]:
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """Every weight file's bytes, the numbers, and the loss of every step."""
+    """Every weight file's bytes, the numbers, the loss of every step, and the manifest but for its dates."""
     found = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".safetensors", ".jsonl", ".csv")
     }
-    results = json.loads((folder / "results.json").read_text())
-    for part in (results, results["compare"]["finetune"]):
-        part.pop("seconds")
-    found["results"] = json.dumps(results, sort_keys=True)
+    if (folder / "results.json").is_file():
+        results = json.loads((folder / "results.json").read_text())
+        for part in (results, *results["compare"].values()):
+            part.pop("seconds")
+        found["results"] = json.dumps(results, sort_keys=True)
+    manifest = json.loads((folder / "passlora.json").read_text())
+    for task in manifest["tasks"]:
+        task.pop("learnt")
+    found["manifest"] = json.dumps(manifest, sort_keys=True)
+    found["card"] = str("classes, learnt in" in (folder / "README.md").read_text())
     found["left over"] = str([str(p) for p in folder.rglob(".passlora-*")])
     return found
 
 
 def main() -> None:
-    work, data = Path(sys.argv[1]), sys.argv[2]
-    stride, offset = (int(x) for x in [*sys.argv[3:5], "1", "1"][:2]) if len(sys.argv) > 4 else (1, 1)
-    _, total = run_child(data, work / "reference", 0)
-    reference = fingerprint(work / "reference")
+    work, place, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    stride, offset = (int(x) for x in [*sys.argv[4:], "1", "1"][:2]) if len(sys.argv) > 5 else (1, 1)
+    if work == "learn":
+        split_lessons(data)
+    _, total = run_child(work, data, place / "reference", 0)
+    reference = fingerprint(place / "reference")
     kills, different = 0, []
     for point in range(offset, total + 1, stride):
-        folder = work / "killed"
+        folder = place / "killed"
         shutil.rmtree(folder, ignore_errors=True)
-        killed, _ = run_child(data, folder, point)
+        killed, _ = run_child(work, data, folder, point)
         assert killed, point
         kills += 1
         # a second kill, a little later, before the run may finish
-        kills += run_child(data, folder, 7)[0]
-        run_child(data, folder, 0)
+        kills += run_child(work, data, folder, 7)[0]
+        run_child(work, data, folder, 0)
         if fingerprint(folder) != reference:
             different.append(point)
     points = len(range(offset, total + 1, stride))
-    print(f"{kills} kills at {points} of {total} points, {len(different)} different: {different}")
+    print(f"{work}: {kills} kills at {points} of {total} points, {len(different)} different: {different}")
     sys.exit(1 if different else 0)
 
 

@@ -12,11 +12,12 @@ from passlora import PassloraError, store, train
 
 
 @pytest.mark.slow
-def test_killed_runs_end_as_if_nothing_had_happened(image_tree, tmp_path):
-    """SIGKILL at points spread over the whole run, twice each; every weight, number and loss must be the same."""
+@pytest.mark.parametrize(("work", "stride", "offset"), [("train", "37", "9"), ("learn", "29", "5")])
+def test_killed_work_ends_as_if_nothing_had_happened(image_tree, tmp_path, work, stride, offset):
+    """SIGKILL at points spread over all of it, twice each; every weight, number and loss must be the same."""
     data = image_tree(size=(12, 12), count=4)
     script = Path(__file__).parent / "kill_sweep.py"
-    command = [sys.executable, str(script), str(tmp_path / "work"), str(data), "31", "9"]
+    command = [sys.executable, str(script), work, str(tmp_path / "work"), str(data), stride, offset]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert " 0 different" in done.stdout

@@ -1,0 +1,105 @@
+"""A merged model as transformers knows models: AutoModelForImageClassification and pipeline("image-classification").
+
+`import passlora` registers these classes as soon as transformers' auto classes are there (see __init__.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    BaseImageProcessor,
+    BatchFeature,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.image_transforms import to_pil_image
+from transformers.image_utils import make_flat_list_of_images
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from .backbone import prepare, rebuild
+from .batches import as_input
+from .errors import PassloraError
+from .views import class_scores, rotate
+
+
+class PassLoraConfig(PretrainedConfig):
+    """What rebuilds the network, and how its nodes become class scores."""
+
+    model_type = "passlora"
+
+    def __init__(
+        self,
+        architecture: str = "deit_small_patch16_224",
+        architecture_args: dict[str, Any] | None = None,
+        feature_dim: int = 384,
+        num_views: int = 4,
+        inference: str = "multiview",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.architecture, self.architecture_args = architecture, architecture_args or {}
+        self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
+
+
+class PassLoraForImageClassification(PreTrainedModel):
+    """Backbone and head; the rotations and their ensemble (Eq. 13) are inside."""
+
+    config_class = PassLoraConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: PassLoraConfig) -> None:
+        super().__init__(config)
+        with torch.device("cpu"):  # not transformers' meta device: timm fills buffers that no file holds
+            self.backbone = rebuild(config.architecture, config.architecture_args)
+            self.head = nn.Linear(config.feature_dim, config.num_views * config.num_labels)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `from_pretrained` refuses a file that lacks any weight."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # never a pickle; shapes are checked below
+        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+            if info[what]:
+                odd = sorted(str(key) for key in info[what])
+                raise PassloraError(f"{name}: {len(odd)} {what.replace('_keys', '')} weights, such as {odd[0]}")
+        return (model, info) if wants_info else model
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
+        config = self.config
+        views = config.num_views if config.inference != "single" else 1
+        logits = self.head(self.backbone(rotate(pixel_values, views)))
+        scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
+        loss = None if labels is None else nn.functional.cross_entropy(scores, labels)
+        return ImageClassifierOutput(loss=loss, logits=scores)
+
+
+class PassLoraImageProcessor(BaseImageProcessor):
+    """Images as passlora reads them: small ones at their own size, large ones by their centre crop, then resized."""
+
+    model_input_names: ClassVar[list[str]] = ["pixel_values"]
+
+    def __init__(self, image_size: int = 224, mean: Any = (0.5,) * 3, std: Any = (0.5,) * 3, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.image_size, self.mean, self.std = image_size, list(mean), list(std)
+
+    def preprocess(self, images: Any, return_tensors: Any = None, **kwargs: Any) -> BatchFeature:
+        pictures = [as_input(to_pil_image(image), self.image_size) for image in make_flat_list_of_images(images)]
+        rows = [prepare(picture[None], self.image_size, self.mean, self.std)[0] for picture in pictures]
+        return BatchFeature({"pixel_values": torch.stack(rows)}, tensor_type=return_tensors)
+
+
+def register() -> None:
+    AutoConfig.register(PassLoraConfig.model_type, PassLoraConfig, exist_ok=True)
+    AutoModelForImageClassification.register(PassLoraConfig, PassLoraForImageClassification, exist_ok=True)
+    both = {"pil": PassLoraImageProcessor, "torchvision": PassLoraImageProcessor}
+    AutoImageProcessor.register(PassLoraConfig, image_processor_classes=both, exist_ok=True)

@@ -1,0 +1,195 @@
+"""Merged models in transformers: the same scores as `predict`, and nothing but whole, harmless folders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, pipeline
+
+from passlora import Config, PassLora, PassloraError, train
+
+SIZES = ((8, 8), (64, 40), (120, 90), (65, 64))
+
+
+def images():
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in SIZES]
+
+
+def make(folder, **options):
+    base = {"dataset_name": "digits", "task_sizes": [6, 4], "max_train_per_class": 4, "max_test_per_class": 1}
+    base |= {"num_train_epochs": 1, "per_device_train_batch_size": 8, "output_dir": str(folder)}
+    train(Config.make(**{**base, **options}), lambda text: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("serving") / "model")
+
+
+@pytest.fixture(scope="module")
+def merged(trained):
+    PassLora.from_pretrained(trained).merge(trained.parent / "merged", "transformers")
+    return trained.parent / "merged"
+
+
+@pytest.fixture
+def copy(merged, tmp_path):
+    shutil.copytree(merged, tmp_path / "merged")
+    return tmp_path / "merged"
+
+
+def same_scores(folder, merged, views):
+    """What the pipeline says of images of many sizes, against `predict`."""
+    model = PassLora.from_pretrained(folder)
+    asked = pipeline("image-classification", model=str(merged))
+    theirs = asked(images(), top_k=len(model.classes))
+    ours = list(model.predict(images(), top_k=len(model.classes), views=views))
+    for a, b in zip(theirs, ours, strict=True):
+        assert {row["label"]: row["score"] for row in a} == pytest.approx({p.label: p.probability for p in b}, abs=1e-5)
+
+
+def test_the_pipeline_answers_as_predict_does(trained, merged):
+    same_scores(trained, merged, views=4)
+
+
+def test_the_auto_classes_read_it(trained, merged):
+    model = AutoModelForImageClassification.from_pretrained(merged)
+    assert model.config.id2label == {i: str(i) for i in range(10)} and model.config.label2id["7"] == 7
+    assert AutoConfig.from_pretrained(merged).inference == "multiview"
+    pixels = AutoImageProcessor.from_pretrained(merged)(images(), return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (4, 3, 64, 64)
+    with torch.no_grad():
+        answer = model(pixels, labels=torch.tensor([0, 1, 2, 3]))
+    own = PassLora.from_pretrained(trained).scores(images(), "multiview")
+    assert torch.allclose(answer.logits, own, atol=1e-4)
+    assert answer.loss == pytest.approx(float(torch.nn.functional.cross_entropy(own, torch.arange(4))), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "pass"},  # one view of four
+        {"preset": "finetune"},  # no rotations
+        {"inference": "vanilla"},
+        {"model_name_or_path": "passlora/resnet18", "lora_r": 0, "pretrained": False},
+    ],
+    ids=["single", "plain", "vanilla", "resnet18"],
+)
+def test_other_models(tmp_path, cli, options):
+    folder = make(tmp_path / "model", max_train_per_class=2, **options)
+    code, out, _ = cli("merge", folder, tmp_path / "merged", "--format", "transformers")
+    assert code == 0 and "pipeline('image-classification'" in out
+    same_scores(folder, tmp_path / "merged", views=None)
+    if "lora_r" in options:
+        code, _, err = cli("merge", folder, tmp_path / "timm")
+        assert code == 2 and "choose the format transformers" in err and not (tmp_path / "timm").exists()
+
+
+def test_nearest_prototypes_have_no_logits(tmp_path, cli):
+    folder = make(tmp_path / "model", max_train_per_class=1, preset="finetune", inference="ncm")
+    code, _, err = cli("merge", folder, tmp_path / "merged", "--format", "transformers")
+    assert code == 2 and "it has no logits to merge" in err and not (tmp_path / "merged").exists()
+
+
+def in_a_process(code, *arguments):
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import passlora; from transformers import pipeline",
+        "from transformers import pipeline; import passlora",
+        "import transformers; import passlora; from transformers import AutoModelForImageClassification, pipeline",
+        "import transformers.models.auto, passlora; from transformers import pipeline",
+        "import peft, passlora; from transformers import pipeline",
+    ],
+)
+def test_whichever_is_imported_first(merged, imports):
+    code = f"""
+import sys
+{imports}
+from PIL import Image
+print(pipeline("image-classification", model=sys.argv[1])(Image.new("RGB", (30, 30)), top_k=10))
+"""
+    assert in_a_process(code, merged).count("'label'") == 10
+
+
+def test_the_image_processor_alone(merged):
+    code = (
+        "import sys, passlora; from transformers import AutoImageProcessor as A; print(A.from_pretrained(sys.argv[1]))"
+    )
+    assert "PassLoraImageProcessor" in in_a_process(code, merged)
+
+
+def test_importing_passlora_stays_light():
+    code = "import sys, passlora; print([m for m in ('torch', 'transformers', 'timm', 'peft') if m in sys.modules])"
+    assert in_a_process(code).strip() == "[]"
+
+
+def test_missing_unknown_and_misshapen_weights_are_errors(copy):
+    path = copy / "model.safetensors"
+    weights = load_file(path)
+    for change, says in (
+        ({"head.bias": None}, "1 missing weights, such as head.bias"),
+        ({"more": weights["head.bias"].clone()}, "1 unexpected weights, such as more"),
+        ({"head.bias": weights["head.bias"][:-1].clone()}, "1 mismatched weights, such as .*head.bias"),
+    ):
+        tensors = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(PassloraError, match=says):
+            AutoModelForImageClassification.from_pretrained(copy)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("exploded", "w"))
+
+
+def test_a_pickle_is_never_loaded(copy, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForImageClassification.from_pretrained(copy)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architecture_args": {"checkpoint_path": "x.pth"}}, "not taken from a file"),
+        ({"architecture_args": {"pretrained": True}}, "not taken from a file"),
+        ({"architecture_args": {"pretrained_cfg": {"file": "x.pth"}}}, "not taken from a file"),
+        ({"architecture": "hf-hub:someone/else"}, "no architecture of timm"),
+        ({"architecture_args": {"depth": "many"}}, "cannot be built"),
+    ],
+)
+def test_a_strangers_settings(copy, changes, says):
+    path = copy / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(PassloraError, match=says):
+        AutoModelForImageClassification.from_pretrained(copy)
+
+
+def test_merging_is_whole_or_not_at_all(trained, tmp_path, monkeypatch):
+    model = PassLora.from_pretrained(trained)
+    monkeypatch.setattr(PassLora, "_write_timm", lambda self, folder: (folder / "half").touch() or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.merge(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PassloraError, match="format must be timm or transformers"):
+        model.merge(tmp_path / "out", "onnx")
