@@ -133,7 +133,8 @@ def make_backbone(config: ModelConfig) -> Backbone:
     else:
         network = create(name, config.image_size, pretrained=config.pretrained)
     settings = network.pretrained_cfg
-    size = config.image_size or settings["input_size"][-1]
+    own = getattr(getattr(network, "patch_embed", None), "img_size", None)  # a transformer's, fixed when it was built
+    size = config.image_size or (own or settings["input_size"])[-1]
     return Backbone(network, config, size, (settings["mean"], settings["std"]))
 
 

@@ -83,7 +83,8 @@ def metadata(manifest: Manifest, name: str, licence: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     base, base_licence = base_model(manifest.settings)
-    datasets = list(dict.fromkeys(task.dataset for task in manifest.tasks if is_repo_id(task.dataset or "")))
+    named = dict.fromkeys(task.dataset or "" for task in manifest.tasks)
+    datasets = [name for name in named if is_repo_id(name)]
     last = manifest.tasks[-1].dataset
     evaluation = [
         EvalResult(

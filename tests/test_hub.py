@@ -9,12 +9,13 @@ import subprocess
 import sys
 from importlib import resources
 
-import huggingface_hub
 import pytest
 import torch
 from hub_server import TOKEN, Hub
+from huggingface_hub import constants
 from PIL import Image
 from sklearn.datasets import load_digits
+from transformers import pipeline
 
 from passlora import PassloraError, hub, train
 from passlora.model import PassLora
@@ -54,7 +55,7 @@ def model(trained, tmp_path):
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     """A Hub, a cache of its own, and a client that is logged in; waiting between retries is left out."""
-    server, constants = Hub(), huggingface_hub.constants
+    server = Hub()
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -166,7 +167,7 @@ def test_what_was_loaded_once_is_there_without_network(server, model, monkeypatc
     server.shutdown()
     server.server_close()
     assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
     with pytest.raises(PassloraError, match="cannot be reached, and is not in the cache"):
         PassLora.from_pretrained(REPO, task=0)
@@ -206,6 +207,60 @@ def test_stock_peft_reads_an_adapter_from_the_hub(server, model, tmp_path):
     with torch.no_grad():
         ours = PassLora.from_pretrained(model, task=1).learner.network(x)
     assert (ours - torch.load(tmp_path / "z.pt")).abs().max() <= 1e-6
+
+
+def timm_repository(server, repo_id, tmp_path):
+    """A small network as timm publishes one."""
+    import timm
+
+    network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=5)
+    arguments = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
+    timm.models.save_for_hf(network, tmp_path / "timm", model_args=arguments, safe_serialization=True)
+    server.add(repo_id, {path.name: path.read_bytes() for path in (tmp_path / "timm").iterdir()})
+
+
+def test_a_backbone_of_the_hub_and_the_quick_start_of_the_card(server, tmp_path, cli, monkeypatch):
+    """Every block of code in the published card runs as printed."""
+    monkeypatch.chdir(tmp_path)
+    timm_repository(server, "bob/small-vit", tmp_path)
+    data = digit_folder(tmp_path / "data", 3, 4)
+    flags = ["--model_name_or_path", "hf-hub:bob/small-vit", "--num_train_epochs", "1"]
+    code, _, err = cli("learn", tmp_path / "m", "--data", data, *flags)
+    assert code == 0, err
+    assert cli("push", tmp_path / "m", REPO)[0] == 0
+    card = server.repos[REPO].refs["main"][-1].files["README.md"].decode()
+    assert "base_model: bob/small-vit" in card
+    Image.open(data / "3" / "0.png").convert("RGB").save(tmp_path / "photo.jpg")
+    blocks = re.findall(r"```python\n(.*?)```", card, re.S)
+    assert len(blocks) == 2
+    x = torch.randn(2, 3, 32, 32)
+    torch.save(x, tmp_path / "x.pt")
+    ask = "import torch\nwith torch.no_grad():\n    torch.save(features.eval()(torch.load('x.pt')), 'z.pt')\n"
+    for code in (blocks[0], blocks[1] + ask):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(server, tmp_path))
+        assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        ours = PassLora.from_pretrained(tmp_path / "m").learner.network(x)
+    assert (torch.load(tmp_path / "z.pt") - ours).abs().max() <= 1e-6
+    for form in ("timm", "transformers"):
+        assert cli("merge", REPO, tmp_path / f"merged {form}", "--format", form)[0] == 0
+    import timm
+
+    plain = timm.create_model(f"local-dir:{tmp_path / 'merged timm'}", pretrained=True).eval()
+    asked = pipeline("image-classification", model=str(tmp_path / "merged transformers"))(str(tmp_path / "photo.jpg"))
+    (answer,) = PassLora.from_pretrained(REPO).predict([Image.open(tmp_path / "photo.jpg")])
+    assert plain(x).shape == (2, 8) and asked[0]["score"] == pytest.approx(answer[0].probability, abs=1e-5)
+
+
+def test_a_backbone_of_the_hub_is_no_pickle(server, tmp_path, cli):
+    timm_repository(server, "bob/small-vit", tmp_path)
+    files = server.repos["bob/small-vit"].refs["main"][-1].files
+    server.add("bob/pickled", {"config.json": files["config.json"], "pytorch_model.bin": b"\x80\x04cos\nsystem\n"})
+    flags = ["--model_name_or_path", "hf-hub:bob/pickled"]
+    code, _, err = cli("learn", tmp_path / "m", "--data", digit_folder(tmp_path / "data", 3, 4), *flags)
+    assert code == 2 and "has no model.safetensors" in err and err.count("\n") == 1
+    assert not any("pytorch_model.bin" in path for _, path in server.requests)
 
 
 # --- pull ------------------------------------------------------------------------------------------------------
@@ -325,7 +380,7 @@ def test_tokens(server, model, cli, monkeypatch):
     code, out, err = cli("push", model, REPO)
     assert code == 2 and "refuses the token (401" in err and wrong not in out + err and err.count("\n") == 1
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(model / "no-token"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(model / "no-token"))
     code, out, err = cli("push", model, REPO)
     assert code == 2 and "log in" in err and err.count("\n") == 1
     assert not server.repos
@@ -407,7 +462,7 @@ def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp
     assert text.count("upload to ann/digits failed") == 4, "three tasks, and once more at the end"
     (command,) = re.findall(r"finish it with: passlora (.*)", text)
     assert command == f"push {folder} {REPO} --private"
-    huggingface_hub.constants.ENDPOINT = Hub().url
+    constants.ENDPOINT = Hub().url
     code, out, err = cli(*command.split())
     assert code == 0, err
     assert "uploaded to" in out

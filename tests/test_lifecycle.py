@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from passlora import PassloraError
+from passlora import PassloraError, store
 from passlora.cli import main
+from passlora.learner import Learner
 from passlora.model import PassLora
 
 
@@ -112,6 +114,98 @@ def test_classes_that_are_known_already(model, tmp_path, cli):
 def test_flags_that_do_not_fit_an_existing_model(model, taught, cli, flags, says):
     code, _, err = cli("learn", model, "--data", taught / "second", *flags)
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_lesson_that_was_cut_off_goes_on(model, tmp_path, cli, monkeypatch):
+    """Stopped at its sixth step; the same command continues it, another one is told the difference."""
+    write_digits(tmp_path / "more", [6, 7], 4)
+    command = ["learn", model, "--data", tmp_path / "more", "--num_train_epochs", "5", "--save_steps", "2"]
+    shutil.copytree(model, tmp_path / "undisturbed")
+    assert cli("learn", tmp_path / "undisturbed", *command[2:])[0] == 0
+    losses, calls = Learner._losses, []
+
+    def stop(self, *args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return losses(self, *args)
+
+    monkeypatch.setattr(Learner, "_losses", stop)
+    assert cli(*command)[0] == 130
+    monkeypatch.setattr(Learner, "_losses", losses)
+    assert (model / "checkpoint.safetensors").is_file() and len(PassLora.from_pretrained(model).tasks) == 2
+    code, _, err = cli(*command, "--learning_rate", "0.1")
+    assert code == 2 and "learning_rate was 0.005, is 0.1" in err and "delete" in err and err.count("\n") == 1
+    write_digits(tmp_path / "others", [8], 4)
+    code, _, err = cli("learn", model, "--data", tmp_path / "others", *command[4:])
+    assert code == 2 and "dataset_name was local:" in err
+    code, out, _ = cli(*command)
+    assert code == 0 and "continued a lesson that was cut off, from its step 2" in out
+    assert not (model / "checkpoint.safetensors").exists()
+    for name in ("adapter_model.safetensors", "head.safetensors"):
+        parts = [(place / "task_02" / name).read_bytes() for place in (model, tmp_path / "undisturbed")]
+        assert parts[0] == parts[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "garbage", "tensors that do not fit"])
+def test_a_damaged_checkpoint_is_one_clear_error(model, tmp_path, cli, content):
+    write_digits(tmp_path / "more", [6, 7], 2)
+    path = model / "checkpoint.safetensors"
+    path.write_bytes(content or b"")
+    if content is None:
+        save_file({"task": torch.tensor(2), "step": torch.tensor(1)}, path)
+    code, _, err = cli("learn", model, "--data", tmp_path / "more")
+    assert code == 2 and "delete" in err and err.count("\n") == 1
+    assert len(PassLora.from_pretrained(model).tasks) == 2
+
+
+def test_a_first_lesson_that_was_cut_off(tmp_path, cli, monkeypatch):
+    """What it left is no obstacle for the same command; a folder of someone else's files is."""
+    write_digits(tmp_path / "data", [1, 2], 2)
+    command = ["learn", tmp_path / "new", "--data", tmp_path / "data", "--num_train_epochs", "1", "--save_steps", "1"]
+    write = store.write_json
+
+    def killed(path, content):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "write_json", killed)
+    assert cli(*command)[0] == 130 and (tmp_path / "new" / "task_00").is_dir()
+    monkeypatch.setattr(store, "write_json", write)
+    assert cli(*command)[0] == 0 and PassLora.from_pretrained(tmp_path / "new").classes == ["digit 1", "digit 2"]
+    code, _, err = cli("learn", tmp_path / "data", "--data", tmp_path / "data")
+    assert code == 2 and "exists and is no model" in err
+    code, _, err = cli("learn", tmp_path / "other", "--data", tmp_path / "nowhere")
+    assert code == 2 and not (tmp_path / "other").exists(), "a lesson that never began leaves nothing"
+
+
+def test_a_model_in_use_is_left_alone(model, taught, tmp_path, cli, held):
+    write_digits(tmp_path / "more", [6], 2)
+    before = (model / "passlora.json").read_text()
+    with held(model):
+        for command in (["learn", model, "--data", tmp_path / "more"], ["rollback", model, "--to_task", "0"]):
+            code, _, err = cli(*command)
+            assert code == 2 and "in use by another process" in err and err.count("\n") == 1
+        with pytest.raises(PassloraError, match="in use by another process"):
+            PassLora.from_pretrained(model).save_pretrained(model)
+        assert cli("info", model)[0] == 0, "looking is free"
+    assert (model / "passlora.json").read_text() == before
+
+
+def test_the_commands_as_methods(model):
+    whole = PassLora.from_pretrained(model)
+    about = whole.info()
+    assert about["classes"] == whole.classes and [task["bytes"] > 1000 for task in about["tasks"]] == [True, True]
+    weight = PassLora.from_pretrained(model, task=0).learner.network.head.weight
+    whole.rollback(0)
+    assert len(whole.classes) == 3 and torch.equal(whole.learner.network.head.weight, weight)
+    whole.rollback(1)
+    assert len(whole.classes) == 5
+    whole.rollback(0)
+    assert whole.prune() == ["task_01"] and len(PassLora.from_pretrained(model).classes) == 3
+    early = PassLora.create()
+    for attempt in (early.info, lambda: early.rollback(0), lambda: early.push_to_hub("ann/x")):
+        with pytest.raises(PassloraError, match="save_pretrained it first"):
+            attempt()
 
 
 def test_eval(model, taught, cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from passlora import Config, PassloraError, train
+from passlora import Config, PassloraError, load_config, train
 from passlora.data import load_dataset
 from passlora.manifest import read_manifest
 from passlora.model import PassLora
@@ -141,9 +143,42 @@ def test_the_folder_says_nothing_of_where_the_data_lay(image_tree, tiny, tmp_pat
     root = image_tree(name="secret_place", size=(20, 20))
     config = tiny(dataset_name=str(root), task_sizes=[2, 1], output_dir=str(tmp_path / "m"), preset="finetune")
     train(config, lambda text: None)
-    manifest = (tmp_path / "m" / "passlora.json").read_text()
-    assert "secret_place" not in manifest and str(tmp_path) not in manifest
+    written = [path for path in (tmp_path / "m").rglob("*") if path.is_file()]
+    assert len(written) > 10
+    for path in written:
+        content = path.read_bytes()
+        assert b"secret_place" not in content, path
+        assert str(tmp_path).encode() not in content or path.name == "config.yaml", "where the run itself lies"
     assert read_manifest(tmp_path / "m").classes == ["cat", "dog", "owl"]
+    settings = yaml.safe_load((tmp_path / "m" / "config.yaml").read_text())
+    assert re.fullmatch(r"local:[0-9a-f]{12}", settings["dataset_name"])
+    assert train(config, lambda text: None)["finished"], "the same data continues"
+    other = image_tree(name="other_place", size=(20, 20))
+    with pytest.raises(PassloraError, match=r"dataset_name was local:.*, is local:"):
+        train(config.but(dataset_name=str(other)), lambda text: None)
+    with pytest.raises(PassloraError, match="say where it lies, with --dataset_name"):
+        train(load_config(str(tmp_path / "m" / "config.yaml"), {"output_dir": str(tmp_path / "n")}), lambda text: None)
+
+
+@pytest.mark.parametrize("options", [{}, {"model_name_or_path": "passlora/resnet18", "lora_r": 0, "pretrained": False}])
+def test_keeping_only_the_last_task(tiny, tmp_path, cli, options):
+    flags = {"task_sizes": [4, 3, 3], "max_train_per_class": 2, "max_test_per_class": 1, "preset": "finetune"}
+    folder = tmp_path / "m"
+    results = train(tiny(**flags, **options, keep_tasks="last", output_dir=str(folder)), lambda text: None)
+    assert [path.name for path in folder.glob("task_*")] == ["task_02"]
+    whole = train(tiny(**flags, **options, output_dir=str(tmp_path / "all")), lambda text: None)
+    assert results["accuracy_matrix"] == whole["accuracy_matrix"]
+    model, other = PassLora.from_pretrained(folder), PassLora.from_pretrained(tmp_path / "all")
+    assert torch.equal(model.learner.network.head.weight, other.learner.network.head.weight)
+    for attempt in (
+        lambda: PassLora.from_pretrained(folder, task=0),
+        lambda: model.rollback(1),
+    ):
+        with pytest.raises(PassloraError, match=r"were not kept \(keep_tasks last\): there is only task 2"):
+            attempt()
+    assert cli("info", folder)[0] == 0
+    model.save_pretrained(tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").glob("task_*")] == ["task_02"]
 
 
 def edit(folder, **changes):
@@ -194,6 +229,13 @@ def damage(folder, kind):
         manifest.write_text(json.dumps(content))
     elif kind == "setting":
         edit(folder, settings={**content["settings"], "output_dir": "/etc"})
+    elif kind.startswith("backbone "):
+        edit(folder, settings={**content["settings"], "model_name_or_path": kind.split(" ", 1)[1]})
+    elif kind == "checkpoint elsewhere":
+        away = {"model_name_or_path": "../away.pth", "model_architecture": "deit_tiny_patch16_224"}
+        edit(folder, settings={**content["settings"], **away})
+    elif kind == "bomb":
+        edit(folder, settings={**content["settings"], "lora_r": 10**9})
     elif kind == "json":
         manifest.write_text("{")
     elif kind == "list":
@@ -222,6 +264,11 @@ def damage(folder, kind):
         ("few prototypes", "means has shape (39, 192), expected (40, 192)"),
         ("moved", "disagree on which task"),
         ("setting", "unknown setting 'output_dir'"),
+        ("backbone /etc/passwd", "leads out of the model's folder"),
+        ("backbone local-dir:/etc", "leads out of the model's folder"),
+        ("backbone hf-hub:../x", "leads out of the model's folder"),
+        ("checkpoint elsewhere", "leads out of the model's folder"),
+        ("bomb", "lora_r must be between 0 and 1024"),
         ("json", "cannot be read"),
         ("list", "not a manifest"),
         ("deep", "cannot be read"),
