@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from .config import LOCAL_DATA, DataConfig
 from .errors import PassloraError, nearest
+from .progress import silence
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TABLE_SUFFIXES = (".parquet", ".arrow")
@@ -219,6 +220,7 @@ def read_tables(config: DataConfig, path: Path) -> Any:
     """Parquet or arrow files; a file belongs to the split whose name its own name, or folder, begins with."""
     import datasets
 
+    silence(datasets.disable_progress_bars)
     if path.is_dir():
         files = sorted(f for suffix in TABLE_SUFFIXES for f in path.rglob(f"*{suffix}"))
     elif path.is_file():
@@ -246,6 +248,7 @@ def read_tables(config: DataConfig, path: Path) -> Any:
 def read_hub(config: DataConfig) -> Any:
     import datasets
 
+    silence(datasets.disable_progress_bars)
     try:
         return datasets.load_dataset(config.dataset_name, config.dataset_config)
     except Exception as error:  # datasets raises many types of its own

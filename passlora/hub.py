@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from .card import PICTURE, render
 from .config import is_repo_id
 from .errors import PassloraError
 from .manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
+from .progress import is_silent
 
 ABOUT = (store.CARD, store.RESULTS, store.MATRIX, PICTURE)  # a model may lack these
 IN_A_TASK = (store.ADAPTER, store.ADAPTER_CONFIG, store.BACKBONE, store.HEAD)
@@ -239,7 +239,7 @@ def talking_about(repo_id: str) -> Iterator[None]:
 
     for handler in logging.getLogger("huggingface_hub").handlers:
         handler.addFilter(REDACTING)
-    hide_bars = not sys.stderr.isatty() and not are_progress_bars_disabled()
+    hide_bars = is_silent() and not are_progress_bars_disabled()
     if hide_bars:
         disable_progress_bars()
     try:

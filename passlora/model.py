@@ -28,6 +28,7 @@ from .errors import PassloraError
 from .learner import Learner, TaskData
 from .manifest import Manifest, TaskEntry, now, read_manifest, settings_of
 from .metrics import Evaluation
+from .progress import silence
 from .scenario import Scenario
 
 # The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
@@ -329,8 +330,11 @@ class PassLora:
         store.write_json(folder / "config.json", settings)
 
     def _write_transformers(self, folder: Path) -> None:
+        from transformers.utils.logging import disable_progress_bar
+
         from .serving import PassLoraConfig, PassLoraForImageClassification, PassLoraImageProcessor
 
+        silence(disable_progress_bar)
         network, inference = self.learner.network, self.learner.config.method.inference
         if inference == "ncm":
             raise PassloraError(

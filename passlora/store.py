@@ -71,6 +71,8 @@ def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
         return
     if not (folder / CONFIG).is_file():
         raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
+    if all(path.name in (CONFIG, LOCK) for path in folder.iterdir()):
+        return  # it stopped before anything was learnt, at a mistake most likely
     if shown := difference(read_yaml(str(folder / CONFIG)), without_data_path(config)):
         raise PassloraError(
             f"output_dir {folder} holds a run with other settings ({shown}): choose another --output_dir, "

@@ -130,6 +130,14 @@ def test_a_finished_run_is_read_again_not_run_again(finished, monkeypatch):
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
 
 
+def test_a_mistake_can_be_corrected_in_the_same_folder(tiny, tmp_path):
+    flags = {"max_train_per_class": 1, "max_test_per_class": 1, "preset": "finetune"}
+    with pytest.raises(PassloraError, match="does not exist"):
+        train(tiny(dataset_name="./nowhere", output_dir=str(tmp_path / "run"), **flags), lambda text: None)
+    results = train(tiny(output_dir=str(tmp_path / "run"), **flags), lambda text: None)
+    assert results["finished"]
+
+
 def test_overwriting_removes_the_runs_own_files_only(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 1")
     for name in ("notes.txt", "holiday.png"):
