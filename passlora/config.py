@@ -66,6 +66,13 @@ def is_repo_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None and ".." not in name
 
 
+def hub_id(name: str) -> str | None:
+    """The repository that a model's name means: user/name if no folder `user` is here, hf-hub:user/name always."""
+    if name.startswith("hf-hub:"):
+        return name.removeprefix("hf-hub:")
+    return name if is_repo_id(name) and not Path(name).parent.is_dir() else None
+
+
 def knob(default: Any, help: str) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata={"help": help})

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import store
 from .card import PICTURE, render
-from .config import is_repo_id
+from .config import hub_id, is_repo_id
 from .errors import PassloraError
 from .manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
 from .progress import is_silent
@@ -151,12 +151,13 @@ class Source:
 
 def locate(name: str | Path, task: int | None = None, revision: str | None = None) -> Source:
     """A local folder as it is; of a repository, the files of `task` (none: the last) are fetched into the cache."""
-    folder = Path(name)
-    if folder.exists() or not is_repo_id(str(name)):
+    repo_id, folder = hub_id(str(name)), Path(name)
+    if repo_id is None:
         if revision is not None:
             raise PassloraError(f"revision goes with a model on the Hub, and {name} is a folder")
         return Source(folder, folder)
-    source = locate_remote(str(name), revision)
+    check_repo_id(repo_id)
+    source = locate_remote(repo_id, revision)
     manifest = read_manifest(source.folder)
     last = len(manifest.tasks) - 1
     if task is None or 0 <= task <= last:
@@ -253,7 +254,9 @@ def talking_about(repo_id: str) -> Iterator[None]:
     except kinds.EntryNotFoundError as error:
         offline = isinstance(error, kinds.LocalEntryNotFoundError)
         what = (
-            "cannot be reached, and is not in the cache" if offline else f"has no {MANIFEST}: it is no passlora model"
+            "is no folder here, and cannot be reached on the Hub nor found in its cache"
+            if offline
+            else f"has no {MANIFEST}: it is no passlora model"
         )
         raise PassloraError(f"{repo_id} {what}") from None
     except kinds.LocalTokenNotFoundError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import store
-from .config import FIELDS, Config, is_repo_id
+from .config import FIELDS, Config, hub_id
 from .environment import is_first_process
 from .errors import PassloraError
 from .flags import add_flags, chosen_flags
@@ -176,7 +176,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def load(arguments: argparse.Namespace) -> Any:
-    if not is_repo_id(arguments.model) or Path(arguments.model).exists():
+    if hub_id(arguments.model) is None:
         read_manifest(Path(arguments.model))  # refuse before the seconds that torch takes
     from .model import PassLora
 
@@ -245,7 +245,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     every = range(scenario.num_classes)
     rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
     here = Path(arguments.model)
-    out = Path(arguments.output_dir or (here / "eval" if here.is_dir() else f"{here.name}-eval"))
+    out = Path(arguments.output_dir or (here / "eval" if hub_id(arguments.model) is None else f"{here.name}-eval"))
     store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
     print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
@@ -319,7 +319,7 @@ def pull(arguments: argparse.Namespace) -> int:
 def info(arguments: argparse.Namespace) -> int:
     """Tasks, classes, dates, accuracies and sizes, from the files alone."""
     name, folder = arguments.model, Path(arguments.model)
-    if not folder.is_dir() and is_repo_id(name):
+    if hub_id(name) is not None:
         from . import hub
 
         source = hub.locate(name, revision=arguments.revision)

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import __version__
 from .config import FIELDS, Config
-from .errors import PassloraError
+from .errors import PassloraError, nearest
 
 MANIFEST = "passlora.json"
 LOCAL_DIR = "local-dir:"
@@ -116,8 +116,10 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
             raise PassloraError(f"{path} is larger than any manifest")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        what = "has no passlora.json: it is no model" if folder.is_dir() else "does not exist"
-        raise PassloraError(f"{folder} {what}") from None
+        if folder.is_dir():
+            raise PassloraError(f"{folder} has no {MANIFEST}: it is no model") from None
+        beside = [str(path) for path in folder.parent.glob("*") if (path / MANIFEST).is_file()]
+        raise PassloraError(f"{folder} does not exist{nearest(str(folder), beside)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise PassloraError(f"{path} cannot be read ({type(error).__name__})") from None
     try:

@@ -169,7 +169,7 @@ def test_what_was_loaded_once_is_there_without_network(server, model, monkeypatc
     assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert torch.equal(head(PassLora.from_pretrained(REPO)), before)
-    with pytest.raises(PassloraError, match="cannot be reached, and is not in the cache"):
+    with pytest.raises(PassloraError, match="cannot be reached on the Hub nor found in its cache"):
         PassLora.from_pretrained(REPO, task=0)
 
 
@@ -349,6 +349,11 @@ def test_commands_take_a_model_of_the_hub(server, model, tmp_path, cli, monkeypa
     code, out, _ = cli("eval", REPO, "--data", data, "--revision", "task-02")
     assert code == 0 and (tmp_path / "digits-eval" / "confusion_matrix.csv").is_file()
     assert cli("merge", REPO, tmp_path / "merged")[0] == 0
+    (tmp_path / "ann").mkdir()
+    code, _, err = cli("info", REPO)
+    assert code == 2 and "ann/digits does not exist" in err, "the folder `ann` is here: a path"
+    assert cli("info", f"hf-hub:{REPO}")[0] == 0
+    (tmp_path / "ann").rmdir()
     code, _, err = cli("info", "ann/nothing")
     assert code == 2 and "neither a folder here nor a model on the Hub" in err and err.count("\n") == 1
     code, _, err = cli("info", REPO, "--revision", "task-77")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -348,3 +352,38 @@ def test_info(trained, cli):
     assert f"{trained[2]['stage_accuracy'][1]:.1f}" in out
     code, _, err = cli("info", "nowhere")
     assert code == 2 and "nowhere does not exist" in err
+    code, _, err = cli("info", trained[0].parent / "digist")
+    assert code == 2 and "digits'" in err and "did you mean" in err and err.count("\n") == 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(choice=st.data())
+def test_whatever_is_damaged_it_is_a_model_or_one_clear_error(trained, tmp_path_factory, choice):
+    """Any file of the folder cut, overwritten, swapped for another or removed; no other error, no memory eaten."""
+    folder = tmp_path_factory.mktemp("fuzz") / "model"
+    shutil.copytree(trained[0], folder)
+    files = sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".safetensors") and "results" not in p.name)
+    path = choice.draw(st.sampled_from(files))
+    content = path.read_bytes()
+    at = choice.draw(st.integers(0, len(content) - 1))
+    match choice.draw(st.sampled_from(["cut", "overwrite", "insert", "swap", "remove", "directory"])):
+        case "cut":
+            path.write_bytes(content[:at])
+        case "overwrite":
+            noise = choice.draw(st.binary(min_size=1, max_size=16))
+            path.write_bytes(content[:at] + noise + content[at + len(noise) :])
+        case "insert":
+            path.write_bytes(content[:at] + choice.draw(st.binary(min_size=1, max_size=16)) + content[at:])
+        case "swap":
+            path.write_bytes(choice.draw(st.sampled_from(files)).read_bytes())
+        case "remove":
+            path.unlink()
+        case "directory":
+            path.unlink()
+            path.mkdir()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with suppress(PassloraError):
+        model = PassLora.from_pretrained(folder)
+        assert len(model.classes) == 10 and model.learner.network.head.weight.isfinite().all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kilobytes"
+    shutil.rmtree(folder)
