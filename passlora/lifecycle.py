@@ -337,7 +337,7 @@ def info(arguments: argparse.Namespace) -> int:
     size = f"{about['bytes'] / 1024:,.0f} kB in all"
     print(
         f"{name}: {settings['model_name_or_path']}, {lora}, {settings['preset']}, {settings['inference']} inference\n"
-        f"{len(about['classes'])} classes in {len(tasks)} tasks, {size}\n\n{table(rows)}"
+        f"{len(about['classes'])} classes in {len(tasks)} tasks, {size}\n\n{table(rows, (0, 2, 5))}"
     )
     if about["rolled_back"]:
         print(f"rolled back; confirm: passlora rollback {name} --prune")

@@ -244,8 +244,8 @@ class PassLora:
                 tasks = [i for i in range(len(self.tasks)) if i not in self.unsaved]
                 store.copy_tasks(self.source.folder, folder, tasks)
             manifest = Manifest(settings_of(self.learner.config), self.tasks)
-            store.save_tasks(folder, self.learner, manifest, self.unsaved)
             write_card(folder, manifest)
+            store.save_tasks(folder, self.learner, manifest, self.unsaved)
         self.source, self.unsaved = hub.Source(folder, folder), {}
 
     def push_to_hub(

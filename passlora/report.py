@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def table(rows: list[list[str]]) -> str:
-    """Columns aligned: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def table(rows: list[list[str]], text_columns: tuple[int, ...] = (0,)) -> str:
+    """Columns aligned: text to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+            c.ljust(w) if i in text_columns else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

@@ -199,8 +199,8 @@ class Stream:
                 manifest.tasks.append(self.entry(task, record.results))
                 store.write_json(folder / store.RESULTS, record.results)
                 store.write_text(folder / store.MATRIX, matrix_csv(record.results))
-                store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
                 write_card(folder, manifest)
+                store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
             self.say(f"{label}: {record.describe(self.scenario, task)}, {time.perf_counter() - began:.0f} s")
             if uploads:
                 uploads.push()

@@ -65,13 +65,13 @@ def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Say why the folder can take neither a new run nor the continuation of this one, if so."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"output_dir {folder} is a file")
-    if not folder.is_dir() or all(path.name == LOCK for path in folder.iterdir()) or overwrite:
+    if not folder.is_dir() or holds_only(folder, LOCK) or overwrite:
         if overwrite and folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
             raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
         return
     if not (folder / CONFIG).is_file():
         raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
-    if all(path.name in (CONFIG, LOCK) for path in folder.iterdir()):
+    if holds_only(folder, CONFIG, LOCK):
         return  # it stopped before anything was learnt, at a mistake most likely
     if shown := difference(read_yaml(str(folder / CONFIG)), without_data_path(config)):
         raise PassloraError(
@@ -90,9 +90,13 @@ def check_new_model(folder: Path) -> None:
     """Say why the folder cannot become a model, if so; what a first lesson left when it was cut off is no obstacle."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"{folder} is a file")
-    left = (CHECKPOINT, LOCK, PROTOTYPES, task_folder(0))
-    if folder.is_dir() and any(p.name not in left and not p.name.startswith(TEMPORARY) for p in folder.iterdir()):
+    if folder.is_dir() and not holds_only(folder, CHECKPOINT, LOCK, PROTOTYPES, CARD, task_folder(0)):
         raise PassloraError(f"{folder} exists and is no model: choose another folder")
+
+
+def holds_only(folder: Path, *names: str) -> bool:
+    """Whether nothing else lies there, but for what a write that was cut off left."""
+    return all(path.name in names or path.name.startswith(TEMPORARY) for path in folder.iterdir())
 
 
 def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
