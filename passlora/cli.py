@@ -86,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         who = "" if is_first_process() else f" (process {os.environ['RANK']})"
         print(f"passlora: error{who}: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         print("\npasslora: stopped", file=sys.stderr)
         sys.exit(130)

@@ -145,3 +145,9 @@ def test_a_tracker_that_is_not_installed(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = cli("train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
     assert code == 2 and "pip install wandb" in err
+
+
+def test_a_reader_who_has_seen_enough():
+    command = f"{sys.executable} -m passlora train --help | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.startswith("usage") and done.stderr == ""
