@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .errors import PassloraError, nearest
+from .errors import PassloraError, nearest, redact, redact_logs
 
 VIT_MINI = "passlora/vit-mini"
 RESNET18 = "passlora/resnet18"
+SAFETENSORS = "model.safetensors"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+MAX_WEIGHTS = 2 * 10**9  # of an architecture that a file describes
 _BLOCK = r"(.*\.)?blocks\.\d+\."
 LORA_TARGETS = {
     "qkv": _BLOCK + r"attn\.(qkv|q_proj|k_proj|v_proj)",
@@ -150,23 +152,27 @@ def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:
         raise PassloraError(f"{name!r} is neither a timm model, nor a Hub id, nor a checkpoint file{known}")
     arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
     try:
+        options: dict[str, Any] = {"num_classes": 0, "pretrained": pretrained}
         if pretrained and name.startswith("hf"):
+            redact_logs()
             check_safetensors(name.split(":", 1)[1])
+            options["pretrained_cfg_overlay"] = {"hf_hub_filename": SAFETENSORS, "custom_load": False}
         try:
-            network: Any = timm.create_model(name, num_classes=0, pretrained=pretrained, **arguments)
+            network: Any = timm.create_model(name, **options, **arguments)
         except TypeError:  # convolutional networks take any size and no such option
             arguments = {}
-            network = timm.create_model(name, num_classes=0, pretrained=pretrained)
+            network = timm.create_model(name, **options)
         network.origin = origin(name, arguments)
     except PassloraError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # timm and the Hub's client raise many types, on a stranger's settings above all
+        reason = redact(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
         raise PassloraError(
             f"the weights of {name!r} could not be loaded ({reason}); without network give a local checkpoint, "
             "or --pretrained false for random weights"
         ) from error
-    network.name_or_path = name  # peft writes it into adapter_config.json
+    local = name.removeprefix("local-dir:")
+    network.name_or_path = name if local == name else f"local-dir:{Path(local).name}"  # peft writes it into its config
     return network
 
 
@@ -186,17 +192,34 @@ def rebuild(architecture: str, arguments: dict[str, Any]) -> Any:
     """A network as `origin` describes it, without classifier, with random weights; safe with a stranger's words."""
     import timm
 
-    harmless = all(isinstance(value, (bool, int, float, str)) for value in arguments.values())
-    if not harmless or any(name.startswith(("pretrained", "checkpoint", "cache")) for name in arguments):
-        raise PassloraError(f"these arguments of an architecture are not taken from a file: {', '.join(arguments)}")
-    try:
+    if not all(is_harmless(name, value) for name, value in arguments.items()):
+        raise PassloraError(f"these arguments of an architecture are not taken from a file: {str(arguments)[:200]}")
+    if architecture != RESNET18 and not timm.is_model(architecture):
+        raise PassloraError(f"{architecture[:80]!r} is no architecture of timm")
+
+    def build() -> Any:
         if architecture == RESNET18:
             return resnet18(**arguments)
-        if not timm.is_model(architecture):
-            raise PassloraError(f"{architecture[:80]!r} is no architecture of timm")
         return timm.create_model(architecture, num_classes=0, **arguments)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise PassloraError(f"{architecture} cannot be built with {arguments} ({error})") from None
+
+    try:
+        with torch.device("meta"):
+            weights = sum(parameter.numel() for parameter in build().parameters())
+        if weights <= MAX_WEIGHTS:
+            return build()
+    except Exception as error:  # timm raises many types on odd arguments
+        raise PassloraError(f"{architecture} cannot be built with {arguments} ({redact(str(error))})") from None
+    raise PassloraError(f"{architecture} with {arguments} has {weights:,} weights: more than passlora builds")
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """No argument that loads something, and no number that takes for ever to build."""
+    if name.startswith(("pretrained", "checkpoint", "cache")):
+        return False
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 16 and all(is_harmless(name, inner) for inner in value)
+    limit = 256 if "depth" in name or "layers" in name else 4096
+    return isinstance(value, (bool, str)) or (isinstance(value, (int, float)) and abs(value) <= limit)
 
 
 def check_safetensors(model_id: str) -> None:
@@ -206,20 +229,23 @@ def check_safetensors(model_id: str) -> None:
 
     repo_id, _, revision = model_id.partition("@")
     try:
-        hf_hub_download(repo_id, "model.safetensors", revision=revision or None)
+        hf_hub_download(repo_id, SAFETENSORS, revision=revision or None)
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError:
         raise PassloraError(
-            f"{repo_id} has no model.safetensors: passlora loads no other format from the Hub, as it could hold code"
+            f"{repo_id} has no {SAFETENSORS}: passlora loads no other format from the Hub, as it could hold code"
         ) from None
 
 
 def vit_mini(config: ModelConfig) -> Any:
     """The bundled backbone: six DeiT-Ti blocks at 64 px, pretrained (docs/backbones.md)."""
-    arguments = {"img_size": 64, "depth": 6}
-    network = rebuild("deit_tiny_patch16_224", arguments)
-    network.origin = "deit_tiny_patch16_224", arguments
+    import timm
+
+    architecture = "deit_tiny_patch16_224"
+    arguments: dict[str, Any] = {"img_size": 64, "depth": 6}
+    network: Any = timm.create_model(architecture, num_classes=0, **arguments)
+    network.origin = architecture, arguments
     if config.image_size not in (None, 64):
         raise PassloraError(f"{VIT_MINI} takes 64 px, not image_size {config.image_size}")
     if config.pretrained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 from . import figures, store
 from .config import is_repo_id
 from .manifest import Manifest, split_local, versions
-from .store import CARD
+from .store import CARD, NOTES, PICTURE
 
-NOTES = "<!-- Your own notes: what stands below this line is kept. -->"
-PICTURE = "accuracy.png"
+MAX_BYTES = 2**20  # of a card that is read
 METRICS = {
     "last": "accuracy over all classes after the last task (%)",
     "avg": "mean over tasks of the accuracy over all classes seen (%)",
@@ -36,12 +36,18 @@ def write_card(folder: Path, manifest: Manifest) -> None:
         sizes, preset = [len(task.classes) for task in manifest.tasks], manifest.settings["preset"]
         curve = {"task_sizes": sizes, "preset": preset, "stage_accuracy": stages, "compare": {}, **results}
         figures.accuracy_curves(curve, folder / PICTURE)
-    store.write_text(folder / CARD, render(folder, manifest, folder.resolve().name))
+    store.write_text(folder / CARD, render(folder, manifest, folder.resolve().name, [folder / CARD]))
 
 
-def render(folder: Path, manifest: Manifest, name: str) -> str:
-    """The card's text; `name` is what `from_pretrained` is called with in its quick start."""
-    licence, notes = kept(folder / CARD)
+def render(folder: Path, manifest: Manifest, name: str, cards: Sequence[Path] = ()) -> str:
+    """The card's text; `name` is what `from_pretrained` is called with in its quick start.
+
+    What people wrote into `cards`, earlier ones of the same model, stays: of each part the first one's that has it.
+    """
+    written = [kept(path) for path in cards]
+    default = base_model(manifest.settings)[1]
+    licence = next((licence for licence, _ in written if licence not in (None, default)), None)
+    notes = next((notes for _, notes in written if notes.strip()), "")
     with_picture = (folder / PICTURE).is_file()
     sections = [
         f"---\n{metadata(manifest, name, licence)}\n---",
@@ -65,12 +71,12 @@ def kept(path: Path) -> tuple[str | None, str]:
 
     if not path.is_file():
         return None, ""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_bytes()[:MAX_BYTES].decode("utf-8", errors="replace")
     notes = text.split(NOTES + "\n", 1)[1] if NOTES + "\n" in text else ""
     front = re.match(r"---\n(.*?)\n---\n", text, re.S)
     try:
         content = yaml.safe_load(front.group(1)) if front else {}
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # whatever a person, or a stranger, wrote there
         content = {}
     licence = content.get("license") if isinstance(content, dict) else None
     return licence if isinstance(licence, str) else None, notes
@@ -158,8 +164,9 @@ model = PassLora.from_pretrained({name!r}{backbone})
 for guess in answer:
     print(f"{{guess.label}}: {{guess.probability:.1%}}")
 ```""",
-        f"`PassLora.from_pretrained(..., task=0)` is the model as it was after its first task, {last} is the last.",
     ]
+    if settings["keep_tasks"] == "all" and last:
+        parts.append(f"With `task=0` it is the model as it was after its first task; `task={last}` is the last.")
     if (
         settings["lora_r"]
         and settings["pretrained"]

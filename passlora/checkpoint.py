@@ -6,7 +6,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from .errors import PassloraError
 from .network import Network
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -44,19 +43,6 @@ def load_checkpoint(
     accelerator: Accelerator,
 ) -> list[Tensor]:
     """Undo `take_checkpoint`; returns the losses since the epoch began."""
-    try:
-        return _load(state, network, optimizer, draws, accelerator)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise PassloraError("the state saved inside the task does not fit this model: delete it") from error
-
-
-def _load(
-    state: dict[str, Tensor],
-    network: Network,
-    optimizer: torch.optim.Optimizer,
-    draws: torch.Generator,
-    accelerator: Accelerator,
-) -> list[Tensor]:
     device = accelerator.device
 
     def part(prefix: str) -> dict[str, Tensor]:

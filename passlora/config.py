@@ -113,6 +113,12 @@ class ModelConfig:
             raise PassloraError(
                 f"lora_target_modules: {self.lora_target_modules!r} is not a valid regex ({error})"
             ) from None
+        # A model may come from a stranger: no pattern that takes for ever to fail.
+        if len(re.findall(r"[*+{]", self.lora_target_modules)) > 4 or re.search(r"\)[*+{]", self.lora_target_modules):
+            raise PassloraError(
+                f"lora_target_modules: {self.lora_target_modules[:80]!r} is too complicated; use at most four of "
+                "* + {, and none of them after a group"
+            )
 
 
 @dataclass

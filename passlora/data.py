@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from .config import LOCAL_DATA, DataConfig
-from .errors import PassloraError, nearest
+from .errors import PassloraError, nearest, redact, redact_logs
 from .progress import silence
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -249,6 +249,7 @@ def read_hub(config: DataConfig) -> Any:
     import datasets
 
     silence(datasets.disable_progress_bars)
+    redact_logs()
     try:
         return datasets.load_dataset(config.dataset_name, config.dataset_config)
     except Exception as error:  # datasets raises many types of its own
@@ -261,7 +262,7 @@ def read_hub(config: DataConfig) -> Any:
 def root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return redact(str(error)) or type(error).__name__
 
 
 def from_table(config: DataConfig, tables: Any, known: Sequence[str]) -> Splits:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import re
 from collections.abc import Iterable
 
 
@@ -14,3 +16,24 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing when no valid name is close."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def redact(text: str) -> str:
+    """One line, without anything that looks like a token or the signature of a link."""
+    text = re.sub(r"\bhf_\w+", "hf_...", " ".join(text.split()))
+    return re.sub(r"(https?://[^\s?]+)\?[^\s'\")]+", r"\1", text)[:300]
+
+
+class Redacting(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), ()
+        return True
+
+
+REDACTING = Redacting()
+
+
+def redact_logs() -> None:
+    """What the Hub's client logs, too; called before it is asked for anything."""
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(REDACTING)

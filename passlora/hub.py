@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from . import store
-from .card import PICTURE, render
+from .card import render
 from .config import hub_id, is_repo_id
-from .errors import PassloraError
+from .errors import PassloraError, redact, redact_logs
 from .manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
 from .progress import is_silent
 
-ABOUT = (store.CARD, store.RESULTS, store.MATRIX, PICTURE)  # a model may lack these
+ABOUT = (store.CARD, store.RESULTS, store.MATRIX, store.PICTURE)  # a model may lack these
+PATIENCE = 60.0  # seconds that a server may be silent
 IN_A_TASK = (store.ADAPTER, store.ADAPTER_CONFIG, store.BACKBONE, store.HEAD)
 
 
@@ -55,6 +55,7 @@ def push(
         raise PassloraError("a pull request goes to the main branch: leave out the revision")
     manifest = read_manifest(folder)
     store.check_no_rollback(folder)
+    store.check_links(folder)
     with talking_about(repo_id):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -64,9 +65,14 @@ def push(
         if revision not in (None, "main"):
             api.create_branch(repo_id, branch=str(revision), exist_ok=True)
         before = api.model_info(repo_id, revision=revision)
+        if private and not before.private:
+            raise PassloraError(f"{repo_id} exists, and is public: make it private on its page, or choose another name")
         files: dict[str, Any] = {name: folder / name for name in model_files(manifest) if (folder / name).is_file()}
-        files[store.CARD] = render(folder, manifest, repo_id).encode()
         remote = {sibling.rfilename for sibling in before.siblings or []}
+        cards = [folder / store.CARD]
+        if store.CARD in remote:
+            cards.append(download(repo_id, store.CARD, before.sha))
+        files[store.CARD] = render(folder, manifest, repo_id, cards).encode()
         gone = sorted(name for name in remote if is_ours(name) and name not in files)
         operations: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
         operations += [CommitOperationDelete(name) for name in gone]
@@ -136,17 +142,13 @@ class Source:
 
     def fetch(self, names: list[str] | None = None) -> None:
         """Have these files here (none: every file of the model); what is missing there is told when it is read."""
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
         if self.repo_id is None:
             return
-        for name in names or model_files(read_manifest(self.folder)):
-            with talking_about(self.repo_id):
-                try:
+        with talking_about(self.repo_id):
+            there = sizes(self.repo_id, self.commit)
+            for name in names or model_files(read_manifest(self.folder)):
+                if there is None or name in there:
                     download(self.repo_id, name, self.commit)
-                except EntryNotFoundError as error:
-                    if isinstance(error, LocalEntryNotFoundError):  # not in the cache, and no network
-                        raise
 
 
 def locate(name: str | Path, task: int | None = None, revision: str | None = None) -> Source:
@@ -167,6 +169,34 @@ def locate(name: str | Path, task: int | None = None, revision: str | None = Non
     return source
 
 
+def sizes(repo_id: str, revision: str | None) -> dict[str, int] | None:
+    """Bytes of each file of ours in a repository; None without network."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = HfApi().model_info(repo_id, revision=revision, files_metadata=True).siblings or []
+    except HfHubHTTPError:
+        raise
+    except Exception:  # the network libraries' own
+        return None
+    return {file.rfilename: file.size or 0 for file in found if is_ours(file.rfilename)}
+
+
+def describe_remote(repo_id: str, revision: str | None = None) -> dict[str, Any]:
+    """What `store.describe` tells of a folder; no weights are fetched."""
+    check_repo_id(repo_id)
+    source = locate_remote(repo_id, revision)
+    about = store.describe(source.folder)
+    with talking_about(repo_id):
+        there = sizes(repo_id, source.commit)
+    if there is not None:
+        about["bytes"] = sum(there.values())
+        for i, task in enumerate(about["tasks"]):
+            task["bytes"] = sum(n for name, n in there.items() if name.startswith(store.task_folder(i) + "/"))
+    return about
+
+
 def download(repo_id: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
@@ -185,8 +215,13 @@ def pull(repo_id: str, folder: Path, revision: str | None = None) -> Manifest:
             store.check_new_model(folder)
         source.fetch()
         names = [name for name in model_files(manifest) if (source.folder / name).is_file()]
+        cards = [folder / store.CARD, source.folder / store.CARD]
+        card = render(folder, manifest, folder.resolve().name, cards) if store.CARD in names else None
         for name in sorted(names, key=lambda name: name == MANIFEST):  # the manifest last: it names the others
-            copy_file(source, name, folder / name)
+            if name == store.CARD:
+                store.write_text(folder / name, str(card))
+            else:
+                copy_file(source, name, folder / name)
     return manifest
 
 
@@ -236,10 +271,12 @@ def check_repo_id(repo_id: str) -> None:
 def talking_about(repo_id: str) -> Iterator[None]:
     """The client's bars only on a terminal; whatever it raises or logs, without secrets, errors in one sentence."""
     from huggingface_hub import errors as kinds
+    from huggingface_hub import get_session
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    for handler in logging.getLogger("huggingface_hub").handlers:
-        handler.addFilter(REDACTING)
+    redact_logs()
+    client = get_session()
+    patience, client.timeout = client.timeout, PATIENCE
     hide_bars = is_silent() and not are_progress_bars_disabled()
     if hide_bars:
         disable_progress_bars()
@@ -273,6 +310,7 @@ def talking_about(repo_id: str) -> Iterator[None]:
             raise PassloraError(describe(cause, repo_id)) from None
         raise PassloraError(f"the Hub cannot be reached ({redact(f'{type(cause).__name__}: {cause}')})") from None
     finally:
+        client.timeout = patience
         if hide_bars:
             enable_progress_bars()
 
@@ -287,18 +325,3 @@ def describe(error: Any, repo_id: str) -> str:
     if status == 403:
         return f"the token does not permit this on {repo_id} (403{detail})"
     return f"the Hub answers {status}{detail}"
-
-
-class Redacting(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), ()
-        return True
-
-
-REDACTING = Redacting()
-
-
-def redact(text: str) -> str:
-    """One line, without anything that looks like a token or the signature of a link."""
-    text = re.sub(r"\bhf_\w+", "hf_...", " ".join(text.split()))
-    return re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text)[:300]

@@ -129,7 +129,10 @@ class Learner:
         draws = generator("draws", training.seed, self.task, device=accelerator.device)
         history: list[Tensor] = []
         if checkpoint is not None:
-            history = load_checkpoint(checkpoint, self.network, optimizer, draws, accelerator)
+            try:
+                history = load_checkpoint(checkpoint, self.network, optimizer, draws, accelerator)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise PassloraError("the state saved inside the task does not fit the model: delete it") from error
         groups = accumulation_groups(plans.steps_per_epoch, training.gradient_accumulation_steps)
         updates_per_epoch = groups[-1][0] + 1
         model.train()

@@ -188,22 +188,14 @@ def load(arguments: argparse.Namespace) -> Any:
 def learn(arguments: argparse.Namespace) -> int:
     folder, flags = Path(arguments.model), chosen_flags(arguments)
     reading = {name: flags.pop(name) for name in READING if name in flags}
-    exists = (folder / MANIFEST).is_file()
-    if exists:
-        settled = [name for name in flags if name in BORN_WITH and name != "model_name_or_path"]
-        if settled:
-            raise PassloraError(f"{settled[0]} was settled when {folder} was made: leave it out")
-        read_manifest(folder).config(**flags)  # refuse before the seconds that torch takes
-        store.check_no_rollback(folder)
-    else:
-        Config.make(**{**flags, "num_tasks": 1})
-        store.check_new_model(folder)
     reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
-    from .model import PassLora
-
+    check_can_learn(folder, flags)  # before anything is written, and before the seconds that torch takes
     with store.lock(folder) if is_first_process() else nullcontext():
+        exists = check_can_learn(folder, flags)  # another process may have been faster
         if is_first_process():
             store.tidy(folder)
+        from .model import PassLora
+
         model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
         lesson = model.learn(arguments.data, arguments.on_known, folder, **reading)
         model.save_pretrained(folder)
@@ -228,6 +220,20 @@ def learn(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
+    """Whether the folder holds a model already; an error if it can neither be taught so, nor become one."""
+    if not (folder / MANIFEST).is_file():
+        Config.make(**{**flags, "num_tasks": 1})
+        store.check_new_model(folder)
+        return False
+    settled = [name for name in flags if name in BORN_WITH and name != "model_name_or_path"]
+    if settled:
+        raise PassloraError(f"{settled[0]} was settled when {folder} was made: leave it out")
+    read_manifest(folder).config(**flags)
+    store.check_no_rollback(folder)
+    return True
+
+
 def evaluate(arguments: argparse.Namespace) -> int:
     reading = {k: v for k, v in chosen_flags(arguments).items() if k in READING}
     reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
@@ -245,6 +251,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     every = range(scenario.num_classes)
     rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
     here = Path(arguments.model)
+    if arguments.output_dir is None and hub_id(arguments.model) is None:
+        store.check_links(here)
     out = Path(arguments.output_dir or (here / "eval" if hub_id(arguments.model) is None else f"{here.name}-eval"))
     store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
@@ -267,12 +275,15 @@ def confusion_csv(classes: list[str], confusion: Any) -> str:
 def rollback(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.model)
     read_manifest(folder)  # nothing is made where there is no model
+    from .card import write_card
+
     with store.lock(folder):
         if arguments.prune:
             gone = store.prune(folder)
             print(f"deleted: {', '.join(gone)}" if gone else "nothing to delete")
             return 0
         manifest = store.rollback(folder, arguments.to_task)
+        write_card(folder, manifest)
     print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
     print(f"undo: passlora rollback {folder} --to_task N; confirm: passlora rollback {folder} --prune")
     return 0
@@ -319,13 +330,13 @@ def pull(arguments: argparse.Namespace) -> int:
 def info(arguments: argparse.Namespace) -> int:
     """Tasks, classes, dates, accuracies and sizes, from the files alone."""
     name, folder = arguments.model, Path(arguments.model)
-    if hub_id(name) is not None:
+    repo_id = hub_id(name)
+    if repo_id is not None:
         from . import hub
 
-        source = hub.locate(name, revision=arguments.revision)
-        source.fetch()
-        folder = source.folder
-    about = store.describe(folder)
+        about = hub.describe_remote(repo_id, arguments.revision)
+    else:
+        about = store.describe(folder)
     settings, tasks = about["settings"], about["tasks"]
     lora = f"LoRA r = {settings['lora_r']}" if settings["lora_r"] else "trained whole"
     rows = [["task", "classes", "learnt", "accuracy %", "kB", ""]]

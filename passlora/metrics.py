@@ -71,6 +71,16 @@ def summary(matrix: Matrix, stage_accuracy: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def trim(results: dict[str, Any], tasks: int) -> dict[str, Any]:
+    """A run's results as they were after its first `tasks` tasks."""
+    modes = {
+        mode: summary([row[:] for row in part["accuracy_matrix"][:tasks]], part["stage_accuracy"][:tasks])
+        for mode, part in results["inference_modes"].items()
+    }
+    known = {name: value for name, value in results.items() if name != "ece"}
+    return {**known, **modes[results["inference"]], "inference_modes": modes, "finished": False, "compare": {}}
+
+
 def over_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean of several runs' numbers, with the standard deviation (n - 1) of each under `std`."""
 

@@ -73,7 +73,7 @@ class PassLora:
     def create(cls, **settings: Any) -> PassLora:
         """A model that knows no class yet; `settings` are the keys of docs/configuration.md."""
         config = Config.make(**{**LEARN_BUDGET, **settings, "num_tasks": 1, "task_sizes": None})
-        return cls(Learner(config, Accelerator()), [])
+        return cls(Learner(config, make_accelerator(config)), [])
 
     @classmethod
     def from_pretrained(
@@ -89,7 +89,8 @@ class PassLora:
         count = len(manifest.tasks)
         if task is not None and not 0 <= task < count:
             raise PassloraError(f"{name} has the tasks 0 to {count - 1}, not {task}")
-        learner = Learner(manifest.config(**settings), Accelerator())
+        config = manifest.config(**settings)
+        learner = Learner(config, make_accelerator(config))
         tasks = count if task is None else task + 1
         store.restore(source.folder, learner, manifest, tasks, source.root)
         return cls(learner, manifest.tasks[:tasks], source)
@@ -116,6 +117,8 @@ class PassLora:
             return self._learn(data, on_known, Path(folder), settings)
 
     def _learn(self, data: str | Path, on_known: str, folder: Path | None, settings: dict[str, Any]) -> Lesson:
+        if self.learner.network.num_classes != len(self.classes):
+            raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
         began, config = time.perf_counter(), self.learner.config
         train, test, names = read_splits(data_config(config, data, settings), self.classes)
         present = [names[label] for label in np.unique(train.labels)]
@@ -132,7 +135,8 @@ class PassLora:
         testing = None if test is None else self._task_data(test, names, index, list(index), "test images")
         lesson.old_before = self._accuracy(testing, range(len(self.classes)))
         old = len(self.classes)
-        about = {**without_data_path({**config.flat(), **settings, "dataset_name": str(data)}), "classes": new}
+        about = without_data_path({**config.flat(), **settings, "dataset_name": str(data)})
+        about |= {"classes": new, "images": lesson.images, "processes": self.learner.accelerator.num_processes}
         about = {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
         checkpoint = None if folder is None else store.read_checkpoint(folder, len(self.tasks), about)
 
@@ -235,41 +239,55 @@ class PassLora:
         folder = Path(folder)
         if not self.tasks:
             raise PassloraError("the model has learnt nothing yet")
-        if not self.learner.accelerator.is_main_process:
-            return
+        if self.learner.accelerator.is_main_process:
+            self._save(folder)
+        self.learner.accelerator.wait_for_everyone()
+        self.source, self.unsaved = hub.Source(folder, folder), {}
+
+    def _save(self, folder: Path) -> None:
         with store.lock(folder):
             store.check_no_rollback(folder)
+            store.check_same_model(folder, [task for i, task in enumerate(self.tasks) if i not in self.unsaved])
             if self.source is not None and folder.resolve() != self.source.folder.resolve():
                 self.source.fetch()
+                store.check_links(self.source.folder, self.source.root)
                 tasks = [i for i in range(len(self.tasks)) if i not in self.unsaved]
                 store.copy_tasks(self.source.folder, folder, tasks)
             manifest = Manifest(settings_of(self.learner.config), self.tasks)
             write_card(folder, manifest)
             store.save_tasks(folder, self.learner, manifest, self.unsaved)
-        self.source, self.unsaved = hub.Source(folder, folder), {}
 
     def push_to_hub(
         self, repo_id: str, private: bool = False, revision: str | None = None, create_pr: bool = False
     ) -> str:
-        """Upload the folder that the model was saved to; returns the address."""
-        folder = self._own_folder()
-        with store.lock(folder):
-            return hub.push(folder, repo_id, private, revision, create_pr).url
+        """Upload the folder that the model was saved to, from the first process; returns the address there."""
+        folder, url = self._own_folder(), ""
+        if self.learner.accelerator.is_main_process:
+            with store.lock(folder):
+                url = hub.push(folder, repo_id, private, revision, create_pr).url
+        self.learner.accelerator.wait_for_everyone()
+        return url
 
     def rollback(self, to_task: int) -> None:
         """Become what it was after `to_task`, here and in the folder; nothing is deleted (see docs/lifecycle.md)."""
         folder = self._own_folder()
-        with store.lock(folder):
-            manifest = store.rollback(folder, to_task)
+        if self.learner.accelerator.is_main_process:
+            with store.lock(folder):
+                write_card(folder, store.rollback(folder, to_task))
+        self.learner.accelerator.wait_for_everyone()
+        manifest = read_manifest(folder)
         learner = Learner(self.learner.config, self.learner.accelerator)
         store.restore(folder, learner, manifest, len(manifest.tasks))
         self.learner, self.tasks = learner, manifest.tasks
 
     def prune(self) -> list[str]:
         """Confirm a rollback: delete what it left behind; returns the names of what went."""
-        folder = self._own_folder()
-        with store.lock(folder):
-            return store.prune(folder)
+        folder, gone = self._own_folder(), []
+        if self.learner.accelerator.is_main_process:
+            with store.lock(folder):
+                gone = store.prune(folder)
+        self.learner.accelerator.wait_for_everyone()
+        return gone
 
     def info(self) -> dict[str, Any]:
         """What `passlora info` shows: settings, classes, tasks with dates, accuracies and bytes."""
@@ -294,6 +312,8 @@ class PassLora:
             raise PassloraError(f"format must be timm or transformers, got {format!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise PassloraError(f"{out} exists already: choose another folder")
+        if not self.learner.accelerator.is_main_process:
+            return
         with store.new_folder(out) as folder:
             if format == "timm":
                 self._write_timm(folder)
@@ -356,6 +376,13 @@ class PassLora:
         model.head.load_state_dict(network.head.state_dict())
         model.save_pretrained(folder)
         PassLoraImageProcessor(backbone.image_size, backbone.mean, backbone.std).save_pretrained(folder)
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    try:
+        return Accelerator(mixed_precision=config.training.mixed_precision)
+    except ValueError as error:  # fp16 on a CPU, for one
+        raise PassloraError(f"accelerate refuses these settings: {error}") from error
 
 
 def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:

@@ -7,7 +7,6 @@ by then all of transformers is.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
@@ -54,11 +53,8 @@ class Watcher(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in AUTO_CLASSES:
             return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = ThenPrepare(spec.loader)
         return spec

@@ -116,6 +116,7 @@ def train_one(config: Config, folder: Path, accelerator: Accelerator, say: Say) 
         figures.accuracy_matrix(results, folder / "accuracy_matrix.png")
     say(final_table(results))
     if uploads:
+        uploads.is_due |= bool(training.compare)  # they came after the last task's upload
         uploads.finish()
     return results
 
@@ -152,13 +153,21 @@ class Stream:
         seen = np.flatnonzero(self.test_classes < self.scenario.seen(task))
         return TaskData(train, new, self.train_classes), TaskData(test, seen, self.test_classes)
 
+    def entry_classes(self, task: int) -> list[str]:
+        return [self.dataset.class_names[label] for label in self.scenario.labels(task)]
+
     def entry(self, task: int, results: dict[str, Any]) -> TaskEntry:
-        names = [self.dataset.class_names[label] for label in self.scenario.labels(task)]
+        names = self.entry_classes(task)
         source = None if is_local(self.dataset.name) else self.dataset.name
         return TaskEntry(names, now(), results["last"], results["forgetting"], source)
 
     def run(self, config: Config, folder: Path, name: str, uploads: Uploads | None = None) -> dict[str, Any]:
         """Learn every task in turn, from where the folder's run was left; model and numbers are saved after each."""
+        with store.lock(folder) if self.accelerator.is_main_process else nullcontext():
+            return self._run(config, folder, name, uploads)
+
+    def _run(self, config: Config, folder: Path, name: str, uploads: Uploads | None) -> dict[str, Any]:
+        self.check_same_tasks(folder)
         record = Record.read(folder, config.method.inference_modes)
         if record.tasks_done >= self.scenario.num_tasks:  # more, if `passlora learn` went on from there
             self.say(f"\n{name}: finished already")
@@ -211,6 +220,16 @@ class Stream:
                 f"({memory.num_bytes / 1024:.0f} kB), radius {memory.radius:.3f}"
             )
         return record.results
+
+    def check_same_tasks(self, folder: Path) -> None:
+        """A folder may have been taught other classes than the run's, by `passlora learn`, before the run was done."""
+        learnt = [task.classes for task in read_manifest(folder).tasks] if (folder / MANIFEST).is_file() else []
+        own = [self.entry_classes(task) for task in range(self.scenario.num_tasks)]
+        if learnt[: len(own)] != own[: len(learnt)]:
+            raise PassloraError(
+                f"{folder} has learnt other classes than this run's in the meantime: go on with passlora learn, or "
+                "choose another --output_dir"
+            )
 
     def saver(self, folder: Path) -> Callable[[dict[str, Any]], None]:
         """Writes the state inside a task, from the first process."""

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from .backbone import prepare, rebuild
 from .batches import as_input
+from .config import NUM_ROTATIONS
 from .errors import PassloraError
 from .views import class_scores, rotate
 
@@ -45,6 +46,10 @@ class PassLoraConfig(PretrainedConfig):
         super().__init__(**kwargs)
         self.architecture, self.architecture_args = architecture, architecture_args or {}
         self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
+        named = isinstance(architecture, str) and isinstance(self.architecture_args, dict)
+        sized = isinstance(feature_dim, int) and 0 < feature_dim <= 2**16 and num_views in (1, NUM_ROTATIONS)
+        if not (named and sized and inference in ("multiview", "single", "vanilla")):
+            raise PassloraError("the settings of this merged model are not ones that passlora writes")
 
 
 class PassLoraForImageClassification(PreTrainedModel):
@@ -72,11 +77,14 @@ class PassLoraForImageClassification(PreTrainedModel):
             if info[what]:
                 odd = sorted(str(key) for key in info[what])
                 raise PassloraError(f"{name}: {len(odd)} {what.replace('_keys', '')} weights, such as {odd[0]}")
+        for key, tensor in model.state_dict().items():
+            if not tensor.isfinite().all():
+                raise PassloraError(f"{name}: {key} holds values that are not finite")
         return (model, info) if wants_info else model
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
         config = self.config
-        views = config.num_views if config.inference != "single" else 1
+        views = 1 if config.inference == "single" else config.num_views
         logits = self.head(self.backbone(rotate(pixel_values, views)))
         scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
         loss = None if labels is None else nn.functional.cross_entropy(scores, labels)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import read_yaml, without_data_path
 from .errors import PassloraError
-from .manifest import MANIFEST, Manifest, read_manifest, to_json
+from .manifest import MANIFEST, Manifest, TaskEntry, read_manifest, to_json
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -25,7 +25,8 @@ HELD: set[str] = set()  # folders that this process has locked
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
 
 CONFIG, RESULTS, LOG, MATRIX = "config.yaml", "results.json", "training_log.jsonl", "accuracy_matrix.csv"
-PROTOTYPES, HEAD, CARD = "prototypes.safetensors", "head.safetensors", "README.md"
+PROTOTYPES, HEAD, CARD, PICTURE = "prototypes.safetensors", "head.safetensors", "README.md", "accuracy.png"
+NOTES = "<!-- Your own notes: what stands below this line is kept. -->"  # the card's last line of ours
 TEMPORARY = ".passlora-"
 BACKUP, CHECKPOINT, LOCK = "passlora.backup.json", "checkpoint.safetensors", ".lock"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -36,7 +37,7 @@ OURS = (
     "order_*",
     "compare",
     "logs",
-    "accuracy.png",
+    PICTURE,
     "accuracy_matrix.png",
     RESULTS,
     LOG,
@@ -90,7 +91,11 @@ def check_new_model(folder: Path) -> None:
     """Say why the folder cannot become a model, if so; what a first lesson left when it was cut off is no obstacle."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"{folder} is a file")
-    if folder.is_dir() and not holds_only(folder, CHECKPOINT, LOCK, PROTOTYPES, CARD, task_folder(0)):
+    names = [CHECKPOINT, LOCK, PROTOTYPES, RESULTS, MATRIX, PICTURE]
+    if folder.is_dir():
+        names += [path.name for path in folder.glob("task_*") if path.is_dir()]
+        names += [CARD] if is_our_card(folder / CARD) else []
+    if folder.is_dir() and not holds_only(folder, *names):
         raise PassloraError(f"{folder} exists and is no model: choose another folder")
 
 
@@ -99,10 +104,16 @@ def holds_only(folder: Path, *names: str) -> bool:
     return all(path.name in names or path.name.startswith(TEMPORARY) for path in folder.iterdir())
 
 
+def is_our_card(path: Path) -> bool:
+    return path.is_file() and NOTES.encode() in path.read_bytes()
+
+
 def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Make the folder ready to start or continue a run; only a run's own files are ever removed."""
     check_run(folder, config, overwrite)
-    if overwrite:
+    if not overwrite:
+        check_no_rollback(folder)
+    else:
         for pattern in OURS:
             for path in folder.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -113,7 +124,15 @@ def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
 def tidy(folder: Path) -> None:
     """Remove what a write that was cut off left."""
     for path in list(folder.glob(f"**/{TEMPORARY}*")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def check_links(folder: Path, root: Path | None = None) -> None:
+    """Refuse links that lead out of the folder (or of `root`): nothing is written, copied or sent through them."""
+    inside = (root or folder).resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise PassloraError(f"{path} leads out of the model's folder")
 
 
 @contextmanager
@@ -125,15 +144,18 @@ def lock(folder: Path) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+        check_links(folder)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise PassloraError(f"{folder} cannot be written to: {error.strerror}") from None
-    with file:
-        try:
-            if fcntl is not None:
+    with open(handle, "w", encoding="utf-8") as file:
+        if fcntl is not None:
+            try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PassloraError(f"{folder} is in use by another process") from None
+            except BlockingIOError:
+                raise PassloraError(f"{folder} is in use by another process") from None
+            except OSError:  # a file system without locks
+                pass
         HELD.add(name)
         try:
             yield
@@ -236,7 +258,8 @@ def save_tasks(folder: Path, learner: Learner, manifest: Manifest, states: dict[
             if backbone.has_lora:
                 backbone.body.peft_config["default"].save_pretrained(str(new))
             write_tensors(new / HEAD, state.head)
-            shutil.rmtree(target, ignore_errors=True)  # left by a save that was cut off
+            if target.is_dir():
+                shutil.rmtree(target)  # left by a save that was cut off
             os.replace(new, target)
     write_tensors(folder / PROTOTYPES, learner.memory.state_dict())
     write_json(folder / MANIFEST, to_json(manifest))
@@ -261,21 +284,30 @@ def read_checkpoint(folder: Path, task: int, lesson: dict[str, Any] | None = Non
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            before = json.loads((file.metadata() or {}).get("lesson", "{}"))
+            before = json.loads((file.metadata() or {}).get("lesson", "null"))
         if int(state["task"]) != task:
             return None
-        shown = difference(dict(before), lesson) if lesson else ""
+        shown = difference(dict(before), lesson) if before and lesson else ""
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError):
         raise PassloraError(f"{path} cannot be read; {anew}") from None
+    if (before is None) != (lesson is None):
+        what = "training" if before is None else "lesson"
+        raise PassloraError(f"{folder} has the state of another {what} that was cut off: continue that, or {anew}")
     if shown:
         raise PassloraError(f"{folder} was being taught with other settings ({shown}): continue with those, or {anew}")
     return state
 
 
+def check_same_model(folder: Path, tasks: list[TaskEntry]) -> None:
+    """Whoever saves a model over another one, or over later tasks of its own, is told."""
+    if (folder / MANIFEST).exists():
+        there = [(task.classes, task.learnt) for task in read_manifest(folder).tasks]
+        if there != [(task.classes, task.learnt) for task in tasks]:
+            raise PassloraError(f"{folder} holds another model, or other tasks of this one: choose another folder")
+
+
 def copy_tasks(source: Path, folder: Path, tasks: list[int]) -> None:
     """Earlier tasks of a model that is saved to another folder."""
-    if (folder / MANIFEST).exists():
-        raise PassloraError(f"{folder} holds another model: choose another folder")
     for task in tasks:
         if (source / task_folder(task)).is_dir():  # keep_tasks may have dropped it
             shutil.copytree(source / task_folder(task), folder / task_folder(task), dirs_exist_ok=True)
@@ -298,12 +330,29 @@ def rollback(folder: Path, to_task: int) -> Manifest:
 def prune(folder: Path) -> list[str]:
     """Delete what a rollback left behind; returns the names of what went."""
     manifest, gone = read_manifest(folder), []
+    trim_results(folder, len(manifest.tasks))
     (folder / BACKUP).unlink(missing_ok=True)
     for path in sorted(folder.glob("task_*")):
         if path.name not in {task_folder(i) for i in range(len(manifest.tasks))} and not path.is_symlink():
             shutil.rmtree(path)
             gone.append(path.name)
     return gone
+
+
+def trim_results(folder: Path, tasks: int) -> None:
+    """The numbers of a training, cut to its first tasks."""
+    from .metrics import trim
+    from .report import matrix_csv
+
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        if "runs" in results or len(results["stage_accuracy"]) <= tasks:
+            return
+        results = trim(results, tasks)
+        write_text(folder / MATRIX, matrix_csv(results))
+    except (OSError, ValueError, KeyError, TypeError):  # no training's, or not readable: nothing that a model needs
+        return
+    write_json(folder / RESULTS, results)
 
 
 def describe(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
@@ -127,6 +129,22 @@ def held():
             holder.wait()
 
     return hold
+
+
+@pytest.fixture
+def stock_peft(tmp_path):
+    """Features of the bundled backbone with the adapter of a model's second task, computed without passlora."""
+
+    def features(model, x, environment=None):
+        torch.save(x, tmp_path / "x.pt")
+        weights = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
+        script = Path(__file__).parent / "stock_peft.py"
+        command = [sys.executable, script, model, weights, tmp_path / "x.pt", tmp_path / "z.pt"]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return torch.load(tmp_path / "z.pt")
+
+    return features
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A small Hub on the loopback: enough of its interface for the real huggingface_hub client to push, tag and pull.
 
 Repositories live in memory. `server.faults` makes chosen requests fail: a list of (method, pattern, answer, times),
-where the answer is a status, or "cut" to close the connection in the middle.
+where the answer is a status, or one of `Handler.misbehave`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Hub(ThreadingHTTPServer):
         self.blobs: dict[str, bytes] = {}
         self.faults: list[list] = []
         self.requests: list[tuple[str, str]] = []  # method and path of every request
+        self.ranges: list[str] = []  # ranges that were asked for
         self.turn = threading.RLock()
+        self.silence = threading.Event()  # set: silent requests end
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -95,9 +97,8 @@ class Handler(BaseHTTPRequestHandler):
                 method, pattern, answer, times = fault
                 if times > 0 and method == self.command and re.search(pattern, path):
                     fault[3] -= 1
-                    if answer == "cut":
-                        self.close_connection = True
-                        self.connection.close()
+                    if answer in ("cut", "half", "silent"):
+                        self.misbehave(answer, path)
                         return
                     self.reply(answer, {"error": "the server is having a bad day"})
                     return
@@ -112,6 +113,23 @@ class Handler(BaseHTTPRequestHandler):
                     action(self, **found.groupdict())
                     return
             self.reply(404, {"error": f"no route for {self.command} {path}"})
+
+    def misbehave(self, how: str, path: str) -> None:
+        """Cut: no answer. Half: the head of an answer and half of its body. Silent: nothing, and nothing ends."""
+        self.close_connection = True
+        if how == "half":
+            repo_id, revision, name = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path).groups()
+            content = self.server.repos[repo_id].find(revision).files[name]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+        elif how == "silent":
+            self.server.turn.release()
+            self.server.silence.wait(30)
+            self.server.turn.acquire()
+        self.connection.close()
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_request  # noqa: N815
 
@@ -323,6 +341,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit.id, "ETag": f'"{git_oid(content)}"', "Accept-Ranges": "bytes"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if asked and self.command == "GET":
+            self.server.ranges.append(asked.group())
             start, stop = int(asked.group(1)), int(asked.group(2) or len(content) - 1) + 1
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
             self.reply(206, content[start:stop], headers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -102,14 +103,14 @@ def fingerprint(folder: Path) -> dict[str, str]:
     for task in manifest["tasks"]:
         task.pop("learnt")
     found["manifest"] = json.dumps(manifest, sort_keys=True)
-    found["card"] = str("classes, learnt in" in (folder / "README.md").read_text())
+    found["card"] = re.search(r"knows \d+ classes, learnt in \d+ tasks", (folder / "README.md").read_text()).group()
     found["left over"] = str([str(p) for p in folder.rglob(".passlora-*")])
     return found
 
 
 def main() -> None:
     work, place, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    stride, offset = (int(x) for x in [*sys.argv[4:], "1", "1"][:2]) if len(sys.argv) > 5 else (1, 1)
+    stride, offset = (int(x) for x in (*sys.argv[4:6], "1", "1")[:2])
     if work == "learn":
         split_lessons(data)
     _, total = run_child(work, data, place / "reference", 0)

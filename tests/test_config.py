@@ -173,3 +173,9 @@ def test_the_embedded_default_is_the_digits_recipe():
 
 def test_every_knob_has_help():
     assert all(knob.help and not knob.help.endswith(".") for knob in FIELDS.values())
+
+
+@pytest.mark.parametrize("pattern", [r"((([a-z]+)+)+)+!", r".*.*.*.*.*x", r"(a|b){50}"])
+def test_a_pattern_that_could_take_for_ever(pattern):
+    with pytest.raises(PassloraError, match="too complicated"):
+        Config.make(num_tasks=1, lora_target_modules=pattern)

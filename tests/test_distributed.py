@@ -161,3 +161,32 @@ def test_processes_that_do_not_find_each_other_are_refused(tiny, tmp_path, monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(PassloraError, match="2 processes were launched but accelerate sees 1"):
         make_accelerator(tiny(), tmp_path)
+
+
+@pytest.mark.slow
+def test_lessons_by_two_processes(image_tree, tmp_path):
+    """A model started and taught by two processes is the one that a single process makes."""
+    image_tree(name="first", classes=("cat", "dog"), size=(20, 20), count=5)
+    image_tree(name="second", classes=("owl",), size=(20, 20), count=5)
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    for name, launcher, batch in (("one", ["-m"], "4"), ("two", two, "2")):
+        for lesson in ("first", "second"):
+            flags = ["--num_train_epochs", "2", "--per_device_train_batch_size", batch, "--save_steps", "2"]
+            command = [
+                sys.executable,
+                *launcher,
+                "passlora",
+                "learn",
+                tmp_path / name,
+                "--data",
+                tmp_path / lesson,
+                *flags,
+            ]
+            done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=ENVIRONMENT)
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert done.stdout.count("learnt") == 1, "the first process alone speaks"
+    for file in ("prototypes.safetensors", "task_01/head.safetensors", "task_01/adapter_model.safetensors"):
+        one, other = load_file(tmp_path / "one" / file), load_file(tmp_path / "two" / file)
+        assert one.keys() == other.keys()
+        for key in one:
+            assert torch.allclose(one[key].double(), other[key].double(), atol=1e-4), (file, key)

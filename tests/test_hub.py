@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from importlib import resources
 
 import pytest
 import torch
@@ -173,40 +173,19 @@ def test_what_was_loaded_once_is_there_without_network(server, model, monkeypatc
         PassLora.from_pretrained(REPO, task=0)
 
 
-STOCK_PEFT = """
-import sys
-sys.modules["passlora"] = None  # whoever imports it fails
-import timm, torch
-from peft import PeftModel
-from safetensors.torch import load_file
-repo, weights, x, out = sys.argv[1:]
-network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
-network.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
-model = PeftModel.from_pretrained(network, repo, subfolder="task_01").eval()
-with torch.no_grad():
-    torch.save(model(torch.load(x)), out)
-"""
-
-
 def environment(server, tmp_path, token=TOKEN):
     offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "0")
     ours = {"HF_ENDPOINT": server.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
     return {**os.environ, **offline, **ours}
 
 
-def test_stock_peft_reads_an_adapter_from_the_hub(server, model, tmp_path):
+def test_stock_peft_reads_an_adapter_from_the_hub(server, model, tmp_path, stock_peft):
     hub.push(model, REPO)
     x = torch.randn(2, 3, 64, 64)
-    torch.save(x, tmp_path / "x.pt")
-    weights = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
-    command = [sys.executable, "-c", STOCK_PEFT, REPO, str(weights), tmp_path / "x.pt", tmp_path / "z.pt"]
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=environment(server, tmp_path)
-    )
-    assert done.returncode == 0, done.stderr
+    theirs = stock_peft(REPO, x, environment(server, tmp_path))
     with torch.no_grad():
         ours = PassLora.from_pretrained(model, task=1).learner.network(x)
-    assert (ours - torch.load(tmp_path / "z.pt")).abs().max() <= 1e-6
+    assert (ours - theirs).abs().max() <= 1e-6
 
 
 def timm_repository(server, repo_id, tmp_path):
@@ -257,6 +236,21 @@ def test_a_backbone_of_the_hub_is_no_pickle(server, tmp_path, cli):
     timm_repository(server, "bob/small-vit", tmp_path)
     files = server.repos["bob/small-vit"].refs["main"][-1].files
     server.add("bob/pickled", {"config.json": files["config.json"], "pytorch_model.bin": b"\x80\x04cos\nsystem\n"})
+    decoy = {**json.loads(files["config.json"]), "pretrained_cfg": {"hf_hub_filename": "pytorch_model.bin"}}
+    more = {"pytorch_model.bin": b"\x80\x04cos\nsystem\n", "config.json": json.dumps(decoy).encode()}
+    server.add("bob/decoy", {**files, **more})
+    data = digit_folder(tmp_path / "others", 3, 4)
+    flags = ["--num_train_epochs", "1", "--model_name_or_path", "hf-hub:bob/decoy"]
+    assert cli("learn", tmp_path / "decoy", "--data", data, *flags)[0] == 0, "its safetensors are read"
+    for odd in (
+        b"{}",
+        b"[]",
+        b'{"architecture": 5}',
+        b'{"architecture": "vit_tiny_patch16_224", "model_args": {"depth": "x"}}',
+    ):
+        server.add("bob/odd", {**files, "config.json": odd})
+        code, _, err = cli("learn", tmp_path / "odd", "--data", data, "--model_name_or_path", "hf-hub:bob/odd")
+        assert code == 2 and "could not be loaded" in err and err.count("\n") == 1
     flags = ["--model_name_or_path", "hf-hub:bob/pickled"]
     code, _, err = cli("learn", tmp_path / "m", "--data", digit_folder(tmp_path / "data", 3, 4), *flags)
     assert code == 2 and "has no model.safetensors" in err and err.count("\n") == 1
@@ -292,14 +286,51 @@ def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
 
 def test_a_download_that_was_cut_off_goes_on(server, model, tmp_path, cli):
     hub.push(model, REPO)
-    server.faults = [["GET", "task_01/head", 404, 0], ["GET", "task_01/head", "cut", 99]]
+    server.faults = [["GET", "task_01/head", "half", 99]]
     code, _, err = cli("pull", REPO, tmp_path / "pulled")
-    assert code == 2 and err.count("\n") == 1 and not (tmp_path / "pulled").exists()
+    assert code == 2 and err.splitlines()[-1].startswith("passlora: error:") and not (tmp_path / "pulled").exists()
+    (partial,) = (tmp_path / "cache").rglob("*.incomplete")
+    assert partial.stat().st_size > 0
     server.faults, count = [], len(server.requests)
     assert cli("pull", REPO, tmp_path / "pulled")[0] == 0
+    assert server.ranges, "the rest alone is asked for"
     again = [path for method, path in server.requests[count:] if method == "GET" and "/resolve/" in path]
     assert not any("task_00" in path for path in again), "what had arrived is not fetched again"
     assert torch.equal(head(PassLora.from_pretrained(tmp_path / "pulled")), head(PassLora.from_pretrained(model)))
+
+
+def test_a_pull_that_was_killed_while_copying_can_be_repeated(server, model, tmp_path, cli, monkeypatch):
+    hub.push(model, REPO)
+    copies, copy_file = [], hub.copy_file
+
+    def killed(source, name, target):
+        copies.append(name)
+        if len(copies) == 6:
+            raise KeyboardInterrupt
+        copy_file(source, name, target)
+
+    monkeypatch.setattr(hub, "copy_file", killed)
+    assert cli("pull", REPO, tmp_path / "pulled")[0] == 130
+    assert (tmp_path / "pulled" / "results.json").is_file() and not (tmp_path / "pulled" / "passlora.json").exists()
+    monkeypatch.setattr(hub, "copy_file", copy_file)
+    assert cli("pull", REPO, tmp_path / "pulled")[0] == 0
+    assert len(PassLora.from_pretrained(tmp_path / "pulled").classes) == 5
+
+
+def test_notes_written_on_the_hub_or_here_are_kept(server, model, tmp_path, cli):
+    hub.push(model, REPO)
+    files = server.repos[REPO].refs["main"][-1].files
+    card = files["README.md"].decode().replace("license: apache-2.0", "license: mit") + "\nWritten on the Hub.\n"
+    server.add(REPO, {**files, "README.md": card.encode()})
+    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), "--num_train_epochs", "1")
+    hub.push(model, REPO)
+    text = server.repos[REPO].refs["main"][-1].files["README.md"].decode()
+    assert text.endswith("\nWritten on the Hub.\n") and "license: mit" in text and "knows 6 classes" in text
+    hub.pull(REPO, tmp_path / "pulled", "task-02")
+    path = tmp_path / "pulled" / "README.md"
+    path.write_text(path.read_text() + "\nWritten here.\n")
+    hub.pull(REPO, tmp_path / "pulled")
+    assert path.read_text().endswith("\nWritten here.\n") and "knows 6 classes" in path.read_text()
 
 
 def test_a_stranger_can_not_choose_where_files_go(server, model, tmp_path, cli):
@@ -346,6 +377,8 @@ def test_commands_take_a_model_of_the_hub(server, model, tmp_path, cli, monkeypa
     assert code == 0 and out.count("%") == 1
     code, out, _ = cli("info", REPO)
     assert code == 0 and "5 classes in 3 tasks" in out
+    sizes = [task["bytes"] for task in PassLora.from_pretrained(model).info()["tasks"]]
+    assert all(f"  {size / 1024:.0f}  " in out for size in sizes), "as on the disk"
     code, out, _ = cli("eval", REPO, "--data", data, "--revision", "task-02")
     assert code == 0 and (tmp_path / "digits-eval" / "confusion_matrix.csv").is_file()
     assert cli("merge", REPO, tmp_path / "merged")[0] == 0
@@ -367,6 +400,9 @@ def test_private_branch_and_pull_request(server, model, cli):
     assert server.repos["ann/secret"].private
     code, out, _ = cli("push", model, "ann/secret", "--revision", "try-out")
     assert code == 0 and ("branch try-out" in out or "up to date" in out)
+    server.add("ann/public", {"README.md": b""})
+    code, _, err = cli("push", model, "ann/public", "--private")
+    assert code == 2 and "exists, and is public" in err and len(server.repos["ann/public"].refs["main"]) == 1
     server.add("bob/digits", {"README.md": b"bob's"})
     code, out, _ = cli("push", model, "bob/digits", "--create_pr")
     assert code == 0 and "opened" in out and "/bob/digits/discussions/1" in out
@@ -441,7 +477,24 @@ def test_training_uploads_after_each_task(server, tiny, tmp_path):
     everything = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert TOKEN.encode() not in everything
     train(run_config(tiny, tmp_path), said.append)
-    assert len(repo.refs["main"]) <= 5, "a finished run has at most its pictures left to upload"
+    assert len(repo.refs["main"]) == 4, "a finished run has nothing left to upload"
+
+
+def test_comparisons_come_last(server, tiny, tmp_path):
+    train(run_config(tiny, tmp_path, preset="lwf-kd", compare=["finetune"]), lambda text: None)
+    repo = server.repos[REPO]
+    *_, last = repo.refs["main"]
+    assert len(repo.refs["main"]) == 5 and repo.tags["task-02"] == last
+    assert list(json.loads(last.files["results.json"])["compare"]) == ["finetune"]
+
+
+def test_a_server_that_falls_silent_does_not_hold_up_training(server, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PATIENCE", 0.5)
+    server.faults = [["POST", "/commit/", "silent", 99]]
+    said = []
+    assert train(run_config(tiny, tmp_path), said.append)["finished"]
+    assert "upload to ann/digits failed: the Hub cannot be reached (ReadTimeout" in "\n".join(said)
+    server.silence.set()
 
 
 def test_a_failed_upload_is_made_up_for_by_the_next_task(server, tiny, tmp_path):

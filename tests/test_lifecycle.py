@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from passlora import PassloraError, store
+from passlora import Config, PassloraError, store, train
 from passlora.cli import main
 from passlora.learner import Learner
 from passlora.model import PassLora
@@ -289,10 +290,159 @@ def test_a_model_saved_elsewhere_keeps_every_task(taught, tmp_path):
     for task in (0, 1):
         a, b = (PassLora.from_pretrained(f, task=task).learner.network for f in (taught / "model", tmp_path / "copy"))
         assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-    with pytest.raises(PassloraError, match="holds another model"):
-        PassLora.from_pretrained(taught / "model").save_pretrained(tmp_path / "copy")
     with pytest.raises(PassloraError, match="learnt nothing yet"):
         PassLora.create().save_pretrained(tmp_path / "empty")
+
+
+def test_no_save_over_another_model_or_over_later_tasks(model, tmp_path):
+    """What is in the folder must be what this one was loaded from."""
+    write_digits(tmp_path / "data", [8, 9], 1)
+    write_digits(tmp_path / "more", [7], 1)
+    before = {path: path.read_bytes() for path in sorted(model.rglob("*.safetensors"))}
+    fresh = PassLora.create(num_train_epochs=1, lr_milestones=[1])
+    fresh.learn(tmp_path / "data")
+    stale = PassLora.from_pretrained(model, num_train_epochs=1)
+    for other in (fresh, PassLora.from_pretrained(model, task=0)):
+        with pytest.raises(PassloraError, match="holds another model, or other tasks"):
+            other.save_pretrained(model)
+    assert before == {path: path.read_bytes() for path in sorted(model.rglob("*.safetensors"))}
+    newer = PassLora.from_pretrained(model, num_train_epochs=1)
+    newer.learn(tmp_path / "data")
+    newer.save_pretrained(model)
+    newer.save_pretrained(model)
+    stale.learn(tmp_path / "more")
+    with pytest.raises(PassloraError, match="holds another model, or other tasks"):
+        stale.save_pretrained(model)
+    assert len(PassLora.from_pretrained(model).tasks) == 3
+
+
+def test_a_process_that_was_faster_is_not_overwritten(tmp_path, cli, monkeypatch):
+    """Between the look at the folder and its lock, another process finishes the model's first lesson."""
+    write_digits(tmp_path / "a", [1, 2], 1)
+    write_digits(tmp_path / "b", [3, 4], 1)
+    flags = ["--num_train_epochs", "1"]
+    lock, entered = store.lock, []
+
+    @contextmanager
+    def late(folder):
+        if not entered:
+            entered.append(1)
+            main(["learn", str(tmp_path / "m"), "--data", str(tmp_path / "a"), *flags])
+        with lock(folder):
+            yield
+
+    monkeypatch.setattr(store, "lock", late)
+    assert cli("learn", tmp_path / "m", "--data", tmp_path / "b", *flags)[0] == 0
+    assert PassLora.from_pretrained(tmp_path / "m").classes == ["digit 1", "digit 2", "digit 3", "digit 4"]
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "results.json", "task_01/adapter_config.json", "task_02", "eval", ".passlora-x"]
+)
+def test_links_out_of_a_strangers_folder_are_not_followed(model, taught, tmp_path, cli, name):
+    """Nothing outside is read, written, emptied or sent."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "confusion_matrix.csv").write_text("mine")
+    (private / "key").write_text("secret")
+    path = model / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(private if name in ("task_02", "eval", ".passlora-x") else private / "key")
+    write_digits(tmp_path / "more", [9], 1)
+    for command in (
+        ["learn", model, "--data", tmp_path / "more", "--num_train_epochs", "1"],
+        ["eval", model, "--data", taught / "second"],
+        ["rollback", model, "--to_task", "0"],
+        ["push", model, "ann/x"],
+    ):
+        code, _, err = cli(*command)
+        assert code == 2 and "leads out of the model's folder" in err and err.count("\n") == 1
+    if name != ".lock":
+        with pytest.raises(PassloraError, match="leads out of the model's folder"):
+            PassLora.from_pretrained(model).save_pretrained(tmp_path / "copy")
+    assert (private / "key").read_text() == "secret" and (private / "confusion_matrix.csv").read_text() == "mine"
+
+
+def test_a_readme_that_yaml_dislikes_is_no_obstacle(model, tmp_path, cli):
+    write_digits(tmp_path / "more", [9], 1)
+    for text in ("updated: 2026-13-45", "x: " + "[" * 5000, "\x00\xff"):
+        (model / "README.md").write_text(f"---\n{text}\n---\n")
+        PassLora.from_pretrained(model).save_pretrained(model)
+    assert cli("learn", model, "--data", tmp_path / "more", "--num_train_epochs", "1")[0] == 0
+
+
+def test_a_lesson_continues_with_the_same_images_only(model, tmp_path, cli, monkeypatch):
+    write_digits(tmp_path / "more", [6, 7], 5)
+    command = ["learn", model, "--data", tmp_path / "more", "--num_train_epochs", "3", "--save_steps", "1"]
+    losses, calls = Learner._losses, []
+
+    def stop(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return losses(self, *args)
+
+    monkeypatch.setattr(Learner, "_losses", stop)
+    assert cli(*command)[0] == 130
+    monkeypatch.setattr(Learner, "_losses", losses)
+    next((tmp_path / "more" / "digit 6").iterdir()).unlink()
+    code, _, err = cli(*command)
+    assert code == 2 and "images was 10, is 9" in err
+
+
+def test_an_object_whose_lesson_was_interrupted_says_so(model, tmp_path, monkeypatch):
+    write_digits(tmp_path / "more", [6, 7], 2)
+    taught = PassLora.from_pretrained(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_losses", lambda *args: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            taught.learn(tmp_path / "more")
+    with pytest.raises(PassloraError, match="load it again"):
+        taught.learn(tmp_path / "more")
+
+
+def test_card_and_numbers_follow_a_rollback(tmp_path, cli):
+    config = Config.make(
+        dataset_name="digits",
+        task_sizes=[4, 3, 3],
+        max_train_per_class=1,
+        max_test_per_class=1,
+        preset="finetune",
+        num_train_epochs=1,
+        output_dir=str(tmp_path / "m"),
+    )
+    results = train(config, lambda text: None)
+    assert cli("rollback", tmp_path / "m", "--to_task", "1")[0] == 0
+    assert "knows 7 classes, learnt in 2 tasks" in (tmp_path / "m" / "README.md").read_text()
+    with pytest.raises(PassloraError, match="rolled back and not confirmed"):
+        train(config, lambda text: None)
+    cli("rollback", tmp_path / "m", "--prune")
+    trimmed = json.loads((tmp_path / "m" / "results.json").read_text())
+    assert trimmed["last"] == results["stage_accuracy"][1] and len(trimmed["accuracy_matrix"]) == 2
+    assert not trimmed["finished"] and len((tmp_path / "m" / "accuracy_matrix.csv").read_text().splitlines()) == 3
+    again = train(config, lambda text: None)
+    assert again["accuracy_matrix"] == results["accuracy_matrix"], "the run goes on from there"
+
+
+def test_a_run_does_not_take_lessons_for_its_own_tasks(tmp_path, cli):
+    config = {"dataset_name": "digits", "task_sizes": [2, 2, 1, 5], "max_train_per_class": 1, "max_test_per_class": 1}
+    config |= {"preset": "finetune", "num_train_epochs": 1, "output_dir": str(tmp_path / "m")}
+    train(Config.make(**config), lambda text: None)
+    cli("rollback", tmp_path / "m", "--to_task", "0")
+    cli("rollback", tmp_path / "m", "--prune")
+    write_digits(tmp_path / "more", [6, 7], 1)
+    assert cli("learn", tmp_path / "m", "--data", tmp_path / "more")[0] == 0
+    with pytest.raises(PassloraError, match="has learnt other classes than this run's"):
+        train(Config.make(**config), lambda text: None)
+
+
+def test_mixed_precision_of_a_lesson(model):
+    taught = PassLora.from_pretrained(model, mixed_precision="no")
+    assert taught.learner.accelerator.mixed_precision == "no"
+    make = "import passlora; model = passlora.PassLora.create(mixed_precision='bf16')"
+    command = f"{make}; print(model.learner.accelerator.mixed_precision)"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.stdout.strip() == "bf16", done.stderr
 
 
 def test_two_lessons_before_one_save(tmp_path):

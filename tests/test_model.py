@@ -6,8 +6,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 
 import numpy as np
@@ -92,34 +90,12 @@ def test_images_of_many_sizes_in_one_batch(trained):
     assert torch.allclose(together, alone, atol=1e-4)
 
 
-STOCK_PEFT = """
-import json, sys
-sys.modules["passlora"] = None  # whoever imports it fails
-import timm, torch
-from peft import PeftModel
-from safetensors.torch import load_file
-folder, weights, x, out = sys.argv[1:]
-network = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0)
-network.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
-model = PeftModel.from_pretrained(network, folder, subfolder="task_01").eval()
-with torch.no_grad():
-    torch.save(model(torch.load(x)), out)
-"""
-
-
-def test_stock_peft_reads_an_adapter_without_passlora(trained, tmp_path):
-    from importlib import resources
-
+def test_stock_peft_reads_an_adapter_without_passlora(trained, stock_peft):
     x = torch.randn(3, 3, 64, 64)
-    torch.save(x, tmp_path / "x.pt")
-    weights = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
-    command = [sys.executable, "-c", STOCK_PEFT, trained[0], str(weights), tmp_path / "x.pt", tmp_path / "z.pt"]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    theirs = stock_peft(trained[0], x)
     with torch.no_grad():
         ours = PassLora.from_pretrained(trained[0], task=1).learner.network(x)
         other = PassLora.from_pretrained(trained[0], task=2).learner.network(x)
-    theirs = torch.load(tmp_path / "z.pt")
     assert (ours - theirs).abs().max() <= 1e-6
     assert (other - theirs).abs().max() > 1e-3, "the adapters of two tasks differ"
 

@@ -146,6 +146,7 @@ def test_missing_unknown_and_misshapen_weights_are_errors(copy):
     for change, says in (
         ({"head.bias": None}, "1 missing weights, such as head.bias"),
         ({"more": weights["head.bias"].clone()}, "1 unexpected weights, such as more"),
+        ({"head.bias": weights["head.bias"] * float("nan")}, "head.bias holds values that are not finite"),
         ({"head.bias": weights["head.bias"][:-1].clone()}, "1 mismatched weights, such as .*head.bias"),
     ):
         tensors = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
@@ -176,6 +177,15 @@ def test_a_pickle_is_never_loaded(copy, monkeypatch, tmp_path):
         ({"architecture_args": {"pretrained_cfg": {"file": "x.pth"}}}, "not taken from a file"),
         ({"architecture": "hf-hub:someone/else"}, "no architecture of timm"),
         ({"architecture_args": {"depth": "many"}}, "cannot be built"),
+        ({"architecture_args": {"patch_size": 0}}, "cannot be built"),
+        ({"architecture_args": {"act_layer": "nope"}}, "cannot be built"),
+        ({"architecture_args": {"depth": 10**6}}, "not taken from a file"),
+        ({"architecture_args": {"depth": 250, "embed_dim": 4095}}, "more than passlora builds"),
+        ({"architecture_args": [1]}, "not ones that passlora writes"),
+        ({"architecture": None}, "not ones that passlora writes"),
+        ({"num_views": -1}, "not ones that passlora writes"),
+        ({"feature_dim": None}, "not ones that passlora writes"),
+        ({"inference": "bogus"}, "not ones that passlora writes"),
     ],
 )
 def test_a_strangers_settings(copy, changes, says):
