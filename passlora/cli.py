@@ -123,9 +123,10 @@ def train(config: Config) -> None:
     run_training(config)
     if is_first_process():
         runs = config.training.seeds or config.training.class_order_seeds
-        where = "one folder a run" if runs else "one task_NN folder a task"
-        print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, {where}")
-        if not runs:
+        is_model = not runs and config.method.classifier == "head"
+        where = ", one task_NN folder a task" if is_model else ", one folder a run" if runs else ""
+        print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml{where}")
+        if is_model:
             print(f"look:  passlora info {folder}\nask:   passlora predict {folder} IMAGE...")
         data = config.data.dataset_name
         where = f" --dataset_name {shlex.quote(data)}" if is_local(data) else ""

@@ -18,31 +18,32 @@ from typing import Any, Literal
 from .errors import PassloraError, nearest
 from .values import above, at_least, between, coerce
 
-Preset = Literal["pass++", "pass", "lwf-kd", "finetune"]
+Preset = Literal["pass++", "pass", "lwf-kd", "finetune", "lwf", "lwf-mc", "ncm", "slda", "simplecil", "fetril"]
 Inference = Literal["multiview", "single", "vanilla", "ncm"]
 ROTATED_INFERENCE = ("multiview", "vanilla")
 NUM_ROTATIONS = 4
 LOCAL_DATA = "local:"  # how a saved configuration names data that lay on the machine it ran on
 
 # A preset is a configuration, never a subclass. PASS++ is what the defaults spell.
+_PLAIN: dict[str, Any] = {
+    "sst": False,
+    "proto_aug": "none",
+    "hardness": False,
+    "prototype_views": 1,
+    "inference": "single",
+}
+_FROZEN: dict[str, Any] = {**_PLAIN, "kd_weight": 0.0, "adapt_tasks": "none"}
 PRESETS: dict[str, dict[str, Any]] = {
     "pass++": {},
     "pass": {"hardness": False, "prototype_views": 1, "inference": "single"},
-    "lwf-kd": {
-        "sst": False,
-        "proto_aug": "none",
-        "hardness": False,
-        "prototype_views": 1,
-        "inference": "single",
-    },
-    "finetune": {
-        "sst": False,
-        "proto_aug": "none",
-        "hardness": False,
-        "kd_weight": 0.0,
-        "prototype_views": 1,
-        "inference": "single",
-    },
+    "lwf-kd": _PLAIN,
+    "finetune": {**_PLAIN, "kd_weight": 0.0},
+    "lwf": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0},
+    "lwf-mc": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0, "new_loss": "binary"},
+    "ncm": {**_FROZEN, "classifier": "ncm"},
+    "slda": {**_FROZEN, "classifier": "slda"},
+    "simplecil": {**_FROZEN, "classifier": "ncm", "adapt_tasks": "first"},
+    "fetril": {**_FROZEN, "classifier": "fetril", "adapt_tasks": "first"},
 }
 
 # What `passlora train` runs when it is given neither a recipe nor a dataset. recipes/mini/digits.yaml says the same.
@@ -198,7 +199,11 @@ class ScenarioConfig:
 class MethodConfig:
     """PASS++ and its switches; docs/method.md has the equations."""
 
-    preset: Preset = knob("pass++", "starting point of the switches below: pass++, pass, lwf-kd (KD only) or finetune")
+    preset: Preset = knob(
+        "pass++",
+        "starting point of the switches below: pass++, pass, or a baseline: finetune, lwf-kd (KD only), lwf, lwf-mc, "
+        "and on frozen features ncm, slda, simplecil, fetril (docs/baselines.md)",
+    )
     sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
     temperature: float = knob(1.0, "divides the logits in training, never at inference")
     proto_aug: Literal["explicit", "implicit", "none"] = knob(
@@ -214,6 +219,18 @@ class MethodConfig:
     hard_mixing: float = knob(0.7, "share of the prototype in a hard feature")
     hard_label: Literal["hard", "soft"] = knob("hard", "label of a hard feature: the old class, or mixed")
     kd_weight: float = knob(10.0, "beta, the weight of the feature distillation (Eq. 12)")
+    kd_on: Literal["features", "logits"] = knob(
+        "features", "what the teacher is followed in: features, or the old nodes' outputs (LwF, LwF-MC)"
+    )
+    new_loss: Literal["softmax", "binary"] = knob(
+        "softmax", "loss on new data: cross entropy over all nodes, or a binary one on each new node (LwF-MC)"
+    )
+    classifier: Literal["head", "ncm", "slda", "fetril"] = knob(
+        "head", "what reads the features: the trained head, or a baseline that is fitted on frozen ones"
+    )
+    adapt_tasks: Literal["all", "first", "none"] = knob(
+        "all", "tasks that the network is trained on; first or none leave frozen features to the classifier"
+    )
     kd_reduction: Literal["mean", "batch"] = knob(
         "mean", "distance to the teacher: mean of row norms, or one norm of the whole batch"
     )
@@ -237,6 +254,14 @@ class MethodConfig:
                     raise PassloraError(f"inference {mode} needs rotations: set --inference single, or --sst true")
             if self.prototype_views != 1:
                 raise PassloraError("prototype_views 4 needs rotations: set --prototype_views 1, or --sst true")
+        if (self.classifier == "head") != (self.adapt_tasks == "all"):
+            raise PassloraError(
+                "a trained head goes with --adapt_tasks all, another --classifier with --adapt_tasks first or none"
+            )
+        if self.classifier != "head" and (self.sst or self.inference != "single" or self.extra_inference):
+            raise PassloraError(
+                f"classifier {self.classifier} reads plain features: set --sst false --inference single"
+            )
 
     @property
     def num_views(self) -> int:
@@ -366,6 +391,8 @@ class Config:
             )
         if self.model.model_architecture is not None and not is_file:
             raise PassloraError("model_architecture goes with a local checkpoint file as model_name_or_path")
+        if self.method.classifier != "head" and self.training.push_to_hub:
+            raise PassloraError(f"{self.method.preset} is a baseline: it leaves numbers, no model to push")
         if self.method.preset in self.training.compare:
             raise PassloraError(f"compare: {self.method.preset} is the run itself")
 
@@ -445,7 +472,9 @@ def under_preset(given: Mapping[str, Any], preset: str) -> dict[str, Any]:
     old = PRESETS.get(str(given.get("preset", "pass++")), {})
     new = PRESETS[preset]
     kept = {k: v for k, v in given.items() if k not in new and not (k in old and old[k] == v)}
-    if "extra_inference" in kept and not new.get("sst", True):
+    if "classifier" in new:
+        kept.pop("extra_inference", None)
+    elif "extra_inference" in kept and not new.get("sst", True):
         extra = coerce("extra_inference", kept["extra_inference"], FIELDS["extra_inference"].type)
         kept["extra_inference"] = [mode for mode in extra if mode not in ROTATED_INFERENCE]
     return {**kept, "preset": preset}

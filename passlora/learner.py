@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, set_seed
 from torch import Tensor
+from torch.nn import functional as F
 
 from .backbone import make_backbone
 from .batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
@@ -27,7 +28,7 @@ from .errors import PassloraError
 from .memory import Memory, Statistics
 from .metrics import CALIBRATION_BINS, Evaluation
 from .network import Network
-from .objective import Losses, objective
+from .objective import Losses, logit_losses, objective
 from .progress import progress
 from .views import nodes, rotate
 
@@ -97,6 +98,7 @@ class Learner:
         `checkpoint`, one of those that `on_checkpoint` was given, continues where it was taken.
         """
         set_seed(hash_seed(self.config.training.seed, self.task))
+        self.old_head = (self.network.head.weight.detach().clone(), self.network.head.bias.detach().clone())
         self.network.grow(new_classes)
         self._train(data, on_epoch, on_checkpoint, checkpoint, name)
         self._remember(data, new_classes)
@@ -183,7 +185,11 @@ class Learner:
             draw = self.memory.draw(draw_count, draws, with_noise=method.proto_aug == "explicit")
         z = self._whole_batch(run_student(model, x), count)
         classes = torch.from_numpy(data.classes[batch.batch_rows]).to(device, non_blocking=True)
-        return objective(self.network.head, z, nodes(classes, method.num_views), draw, z_teacher, method)
+        labels = nodes(classes, method.num_views)
+        if method.kd_on == "logits":
+            old_logits = None if z_teacher is None else F.linear(z_teacher, *self.old_head)
+            return logit_losses(self.network.head, z, labels, old_logits, method)
+        return objective(self.network.head, z, labels, draw, z_teacher, method)
 
     def _whole_batch(self, z: Tensor, count: int) -> Tensor:
         """Features of the whole batch, from every process's share; gradients flow into the own share only.
@@ -239,7 +245,7 @@ class Learner:
             accelerator.process_index,
             accelerator.num_processes,
         )
-        counts = torch.zeros(len(modes), k * k, dtype=torch.int64, device=accelerator.device)
+        counts = torch.zeros(len(modes), k, k, dtype=torch.int64, device=accelerator.device)
         bins = torch.zeros(len(modes), CALIBRATION_BINS, 3, device=accelerator.device)
         self.network.eval()
         for batch in progress(data.images.batches(plans), desc="testing", unit="batch"):
@@ -247,17 +253,36 @@ class Learner:
             truth = torch.from_numpy(data.classes[batch.rows]).to(accelerator.device, non_blocking=True)
             scores = self.network.scores(images, modes, self.memory, accelerator.autocast())
             for row, mode in enumerate(modes):
-                predicted = scores[mode].argmax(dim=1)
-                counts[row] += torch.bincount(truth * k + predicted, minlength=k * k)
-                confidence = scores[mode].softmax(dim=1).amax(dim=1)
-                place = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
-                entry = torch.stack([torch.ones_like(confidence), (predicted == truth).float(), confidence], dim=1)
-                bins[row].index_add_(0, place, entry)
+                tally(scores[mode], truth, counts[row], bins[row])
         counts, bins = accelerator.reduce(counts, reduction="sum"), accelerator.reduce(bins, reduction="sum")
         return {
-            mode: Evaluation(counts[row].view(k, k).cpu().numpy(), bins[row].cpu().double().numpy())
+            mode: Evaluation(counts[row].cpu().numpy(), bins[row].cpu().double().numpy())
             for row, mode in enumerate(modes)
         }
+
+    @torch.no_grad()
+    def features(self, data: TaskData) -> tuple[Tensor, Tensor]:
+        """Features of the rows as they are, on the CPU, and their classes; every process computes all of them."""
+        self.network.eval()
+        parts, rows = [], []
+        plans = eval_plans(data.rows, self.config.training.per_device_eval_batch_size, 0, 1)
+        for batch in progress(data.images.batches(plans), desc="features", unit="batch"):
+            images = batch.images.to(self.accelerator.device, non_blocking=True)
+            with self.accelerator.autocast():
+                parts.append(self.network(self.network.backbone.prepare(images)).float().cpu())
+            rows.append(batch.rows)
+        return torch.cat(parts), torch.from_numpy(data.classes[np.concatenate(rows)])
+
+
+def tally(scores: Tensor, truth: Tensor, confusion: Tensor, bins: Tensor) -> None:
+    """Add what a batch's scores say to the counts of an Evaluation, without leaving the device."""
+    k = len(confusion)
+    predicted = scores.argmax(dim=1)
+    confusion += torch.bincount(truth * k + predicted, minlength=k * k).view(k, k)
+    confidence = scores.softmax(dim=1).amax(dim=1)
+    place = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+    entry = torch.stack([torch.ones_like(confidence), (predicted == truth).to(confidence), confidence], dim=1)
+    bins.index_add_(0, place, entry.to(bins.dtype))
 
 
 def run_student(model: Any, x: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class PassLora:
     def create(cls, **settings: Any) -> PassLora:
         """A model that knows no class yet; `settings` are the keys of docs/configuration.md."""
         config = Config.make(**{**LEARN_BUDGET, **settings, "num_tasks": 1, "task_sizes": None})
+        if config.method.classifier != "head":
+            raise PassloraError(f"{config.method.preset} is a baseline of passlora train: it makes no model")
         return cls(Learner(config, make_accelerator(config)), [])
 
     @classmethod

@@ -105,6 +105,39 @@ def kd_loss(z: Tensor, z_teacher: Tensor, reduction: str) -> Tensor:
     return torch.linalg.vector_norm(difference)
 
 
+LWF_TEMPERATURE = 2.0  # as Li and Hoiem distil
+
+
+def lwf_loss(logits: Tensor, logits_teacher: Tensor) -> Tensor:
+    """LwF: cross entropy between the softened outputs of teacher and student on the old nodes, less its minimum."""
+    student = F.log_softmax(logits / LWF_TEMPERATURE, dim=1)
+    teacher = F.log_softmax(logits_teacher / LWF_TEMPERATURE, dim=1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * LWF_TEMPERATURE**2
+
+
+def binary_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """LwF-MC: binary cross entropy of each node, summed over nodes, mean over rows."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+
+
+def logit_losses(head: Head, z: Tensor, nodes: Tensor, old_logits: Tensor | None, config: MethodConfig) -> Losses:
+    """The baselines that follow the teacher's outputs `old_logits` (None in the first task): LwF and LwF-MC."""
+    logits = head(z)
+    known = 0 if old_logits is None else old_logits.shape[1]
+    if config.new_loss == "binary":
+        new = binary_loss(logits[:, known:], F.one_hot(nodes, logits.shape[1])[:, known:].to(logits.dtype))
+    else:
+        new = F.cross_entropy(logits / config.temperature, nodes)
+    zero = new.new_zeros(())
+    if old_logits is None:
+        return Losses(new, zero, zero, new)
+    if config.new_loss == "binary":
+        kd = binary_loss(logits[:, :known], old_logits.sigmoid())
+    else:
+        kd = lwf_loss(logits[:, :known], old_logits)
+    return Losses(new, zero, kd, new + config.kd_weight * kd)
+
+
 def objective(
     head: Head, z: Tensor, nodes: Tensor, draw: Draw | None, z_teacher: Tensor | None, config: MethodConfig
 ) -> Losses:

@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from . import __version__, figures, metrics, store
+from .baselines import make_classifier
 from .batches import Images
 from .card import write_card
 from .config import Config, is_local, without_data_path
 from .data import Dataset, load_dataset
 from .errors import PassloraError
 from .hub import Uploads
-from .learner import EpochLog, Learner, TaskData
+from .learner import EpochLog, Learner, TaskData, tally
 from .manifest import MANIFEST, Manifest, TaskEntry, now, read_manifest, settings_of
+from .metrics import CALIBRATION_BINS
 from .report import final_table, matrix_csv, seeds_table
 from .scenario import Scenario, make_scenario
 
@@ -167,6 +170,8 @@ class Stream:
             return self._run(config, folder, name, uploads)
 
     def _run(self, config: Config, folder: Path, name: str, uploads: Uploads | None) -> dict[str, Any]:
+        if config.method.classifier != "head":
+            return self.run_frozen(config, folder, name)
         self.check_same_tasks(folder)
         record = Record.read(folder, config.method.inference_modes)
         if record.tasks_done >= self.scenario.num_tasks:  # more, if `passlora learn` went on from there
@@ -192,17 +197,10 @@ class Stream:
             learner.learn(train, self.scenario.task_sizes[task], log, self.saver(folder), checkpoint, label)
             checkpoint = None
             record.add(learner.evaluate(test, config.method.inference_modes), self.scenario, task)
+            record.results |= self.about(config, name, time.perf_counter() - start, task)
             record.results |= {
-                "preset": name,
-                "seed": config.training.seed,
-                "seconds": round(time.perf_counter() - start, 2),
-                "finished": task + 1 == self.scenario.num_tasks,
-                "task_sizes": list(self.scenario.task_sizes),
-                "classes": [self.dataset.class_names[label] for label in self.scenario.class_order],
                 "prototype_entries": learner.memory.num_entries,
                 "prototype_bytes": learner.memory.num_bytes,
-                "version": __version__,
-                "compare": {},
             }
             if self.accelerator.is_main_process:  # numbers first, the manifest last: it says which tasks are done
                 manifest.tasks.append(self.entry(task, record.results))
@@ -220,6 +218,53 @@ class Stream:
                 f"({memory.num_bytes / 1024:.0f} kB), radius {memory.radius:.3f}"
             )
         return record.results
+
+    def run_frozen(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
+        """A baseline: features of the pretrained network, or of one adapted to the first task, with a classifier.
+
+        It leaves numbers, no model, and is quick enough to be run again from the start.
+        """
+        if (folder / store.RESULTS).is_file():
+            results = json.loads((folder / store.RESULTS).read_text(encoding="utf-8"))
+            if results.get("finished"):
+                self.say(f"\n{name}: finished already")
+                return results
+        start, learner = time.perf_counter(), Learner(config, self.accelerator)
+        mode, last = config.method.inference, self.scenario.num_tasks - 1
+        self.say(f"\n{name}: {config.method.classifier} on frozen features")
+        record, classifier = Record([mode], {}, 0), make_classifier(config.method.classifier)
+        if config.method.adapt_tasks == "first":
+            first, _ = self.data(0, learner.network.backbone.image_size, config)
+            learner.learn(first, self.scenario.task_sizes[0], name=f"{name}, adapting to the first task")
+        _, test = self.data(last, learner.network.backbone.image_size, config)
+        z_test, truth = learner.features(test)
+        for task in range(last + 1):
+            train, _ = self.data(task, learner.network.backbone.image_size, config)
+            classifier.add(*learner.features(train))
+            seen = self.scenario.seen(task)
+            known = truth < seen
+            confusion, bins = torch.zeros(seen, seen, dtype=torch.int64), torch.zeros(CALIBRATION_BINS, 3)
+            tally(classifier.scores(z_test[known]), truth[known], confusion, bins)
+            record.add({mode: metrics.Evaluation(confusion.numpy(), bins.double().numpy())}, self.scenario, task)
+        self.say(f"{name}: {record.describe(self.scenario, last)}")
+        record.results |= self.about(config, name, time.perf_counter() - start, last)
+        if self.accelerator.is_main_process:
+            store.write_text(folder / store.MATRIX, matrix_csv(record.results))
+            store.write_json(folder / store.RESULTS, record.results)
+        return record.results
+
+    def about(self, config: Config, name: str, seconds: float, task: int) -> dict[str, Any]:
+        """What results.json says beside the numbers."""
+        return {
+            "preset": name,
+            "seed": config.training.seed,
+            "seconds": round(seconds, 2),
+            "finished": task + 1 == self.scenario.num_tasks,
+            "task_sizes": list(self.scenario.task_sizes),
+            "classes": [self.dataset.class_names[label] for label in self.scenario.class_order],
+            "version": __version__,
+            "compare": {},
+        }
 
     def check_same_tasks(self, folder: Path) -> None:
         """A folder may have been taught other classes than the run's, by `passlora learn`, before the run was done."""

@@ -60,7 +60,6 @@ class Hub(ThreadingHTTPServer):
         self.blobs: dict[str, bytes] = {}
         self.faults: list[list] = []
         self.requests: list[tuple[str, str]] = []  # method and path of every request
-        self.ranges: list[str] = []  # ranges that were asked for
         self.turn = threading.RLock()
         self.silence = threading.Event()  # set: silent requests end
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -341,7 +340,6 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit.id, "ETag": f'"{git_oid(content)}"', "Accept-Ranges": "bytes"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if asked and self.command == "GET":
-            self.server.ranges.append(asked.group())
             start, stop = int(asked.group(1)), int(asked.group(2) or len(content) - 1) + 1
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
             self.reply(206, content[start:stop], headers)
