@@ -57,6 +57,22 @@ def make_parser() -> Parser:
     validate.add_argument("config", metavar="RECIPE", help="the YAML file")
     add_flags(validate, FIELDS)
 
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="run one of the paper's tables or figures",
+        description="Run one of the paper's tables or figures, and write it as Markdown, CSV and picture with the "
+        "paper's values beside. The same command goes on where it stopped. Any flag below changes every run of it.",
+        allow_abbrev=False,
+    )
+    reproduce.add_argument("experiment", metavar="TABLE", nargs="?", help="such as table-7; without: a list of them")
+    reproduce.add_argument(
+        "--scale",
+        choices=["full", "mini"],
+        default="full",
+        help="full: the paper's setting, on GPUs; mini: a small backbone, few images, on a CPU (default: full)",
+    )
+    add_flags(reproduce, [name for name in FIELDS if name not in ("preset", "compare")])
+
     add_commands(commands)
     commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")
     return parser
@@ -100,6 +116,8 @@ def run(argv: Sequence[str] | None) -> None:
         train(load(arguments.config, chosen_flags(arguments)))
     elif arguments.command == "validate":
         validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
+    elif arguments.command == "reproduce":
+        reproduce(arguments)
     elif arguments.command == "env":
         print(describe_environment())
     elif arguments.command is not None:
@@ -138,3 +156,21 @@ def validate(path: str, config: Config) -> None:
     for name, value in differing.items():
         print(f"{name}: {describe(value)}")
     print(f"{path} is valid; start it with: passlora train --config {path}")
+
+
+def reproduce(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from . import reproduce as experiments
+    from .paper import EXPERIMENTS
+
+    if arguments.experiment is None:
+        width = max(map(len, EXPERIMENTS))
+        for name, experiment in EXPERIMENTS.items():
+            print(f"{name.ljust(width)}  {experiment.title}")
+        print("\nstart one with: passlora reproduce NAME --scale mini --dataset_name path/to/cifar100")
+        return
+    overrides = chosen_flags(arguments)
+    folder = Path(overrides.pop("output_dir", "runs/reproduce"))
+    experiments.configurations(arguments.experiment, arguments.scale, overrides, folder)  # refuse before torch
+    experiments.reproduce(arguments.experiment, arguments.scale, overrides, folder)

@@ -79,3 +79,36 @@ def confusion_matrix(classes: list[str], confusion: Any, path: Path) -> None:
     axes.set(xlabel="predicted", ylabel="true")
     figure.colorbar(shown, ax=axes, label="% of the true class")
     save(figure, path)
+
+
+def experiment(title: str, plot: str, cells: list[Any], path: Path) -> None:
+    """Cells of `passlora reproduce`: last accuracy as bars, the paper's beside it, or accuracy after each task."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    figure = new_figure(6 if len(columns) == 1 else 4 * min(len(columns), 3), 3.8 * -(-len(columns) // 3))
+    grid = figure.subplots(-(-len(columns) // 3), min(len(columns), 3), squeeze=False).flatten()
+    for axes, column in zip(grid, columns, strict=False):
+        parts = [cell for cell in cells if cell.column == column]
+        metric = "last" if "last" in parts[0].values else next(iter(parts[0].values))
+        if plot == "curves":
+            for cell in parts:
+                axes.plot(list(accumulate(cell.sizes)), cell.stages, marker="o", label=cell.row)
+            axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)")
+            axes.legend()
+        else:
+            places = range(len(parts))
+            errors = [cell.deviations.get(metric, 0) for cell in parts]
+            axes.barh([p - 0.2 for p in places], [c.values[metric] for c in parts], 0.4, xerr=errors, label="measured")
+            known = [(p + 0.2, c.paper[metric]) for p, c in zip(places, parts, strict=True) if metric in c.paper]
+            if known:
+                axes.barh(
+                    [p for p, _ in known], [value for _, value in known], 0.4, label="paper, full setting", alpha=0.5
+                )
+                axes.legend()
+            axes.set_yticks(places, [cell.row for cell in parts])
+            axes.invert_yaxis()
+            axes.set(xlabel=f"{metric} (%)")
+        axes.set_title(column if len(columns) > 1 else title, fontsize=10)
+        axes.grid(alpha=0.3)
+    for axes in grid[len(columns) :]:
+        axes.remove()
+    save(figure, path)

@@ -33,7 +33,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_flags_in_commands_exist(page):
     commands = re.findall(
-        r"passlora (?:train|validate|learn|predict|eval|info|rollback|merge|push|pull)[^`\n]*(?:\\\n[^`\n]*)*",
+        r"passlora (?:train|validate|learn|predict|eval|info|rollback|merge|push|pull|reproduce)[^`\n]*(?:\\\n[^`\n]*)*",
         page.read_text(),
     )
     parsers = make_parser()._subparsers._group_actions[0].choices.values()
