@@ -32,10 +32,8 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_flags_in_commands_exist(page):
-    commands = re.findall(
-        r"passlora (?:train|validate|learn|predict|eval|info|rollback|merge|push|pull|reproduce)[^`\n]*(?:\\\n[^`\n]*)*",
-        page.read_text(),
-    )
+    names = "|".join(make_parser()._subparsers._group_actions[0].choices)
+    commands = re.findall(rf"passlora (?:{names})\b[^`\n]*(?:\\\n[^`\n]*)*", page.read_text())
     parsers = make_parser()._subparsers._group_actions[0].choices.values()
     known_flags = {option[2:] for parser in parsers for action in parser._actions for option in action.option_strings}
     flags = {flag for command in commands for flag in re.findall(r"--(\w+)", command)}
