@@ -10,6 +10,7 @@ from typing import Any
 
 from . import figures, store
 from .config import is_repo_id
+from .flags import describe
 from .manifest import Manifest, split_local, versions
 from .store import CARD, NOTES, PICTURE
 
@@ -36,11 +37,13 @@ def write_card(folder: Path, manifest: Manifest) -> None:
         sizes, preset = [len(task.classes) for task in manifest.tasks], manifest.settings["preset"]
         curve = {"task_sizes": sizes, "preset": preset, "stage_accuracy": stages, "compare": {}, **results}
         figures.accuracy_curves(curve, folder / PICTURE)
-    store.write_text(folder / CARD, render(folder, manifest, folder.resolve().name, [folder / CARD]))
+    else:
+        (folder / PICTURE).unlink(missing_ok=True)  # of an earlier state
+    store.write_text(folder / CARD, render(folder, manifest, None, [folder / CARD]))
 
 
-def render(folder: Path, manifest: Manifest, name: str, cards: Sequence[Path] = ()) -> str:
-    """The card's text; `name` is what `from_pretrained` is called with in its quick start.
+def render(folder: Path, manifest: Manifest, repo_id: str | None = None, cards: Sequence[Path] = ()) -> str:
+    """The card's text; without a `repo_id` its quick start is for someone in the folder itself.
 
     What people wrote into `cards`, earlier ones of the same model, stays: of each part the first one's that has it.
     """
@@ -49,9 +52,10 @@ def render(folder: Path, manifest: Manifest, name: str, cards: Sequence[Path] = 
     licence = next((licence for licence, _ in written if licence not in (None, default)), None)
     notes = next((notes for _, notes in written if notes.strip()), "")
     with_picture = (folder / PICTURE).is_file()
+    title, name = (repo_id or folder.resolve().name).split("/")[-1], repo_id or "."
     sections = [
-        f"---\n{metadata(manifest, name, licence)}\n---",
-        f"# {escape(name.split('/')[-1])}",
+        f"---\n{metadata(manifest, title, licence)}\n---",
+        f"# {escape(title)}",
         introduction(manifest),
         f"## Quick start\n\n{quick_start(manifest, name)}",
         f"## Tasks\n\n{task_table(manifest)}",
@@ -85,7 +89,7 @@ def kept(path: Path) -> tuple[str | None, str]:
 # --- parts -----------------------------------------------------------------------------------------------------
 
 
-def metadata(manifest: Manifest, name: str, licence: str | None) -> str:
+def metadata(manifest: Manifest, title: str, licence: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     base, base_licence = base_model(manifest.settings)
@@ -104,7 +108,7 @@ def metadata(manifest: Manifest, name: str, licence: str | None) -> str:
         for metric, value in manifest.results.items()
     ]
     data = ModelCardData(
-        model_name=name.split("/")[-1],
+        model_name=title,
         library_name="peft" if manifest.settings["lora_r"] else "passlora",
         base_model=base,
         datasets=datasets or None,
@@ -142,19 +146,27 @@ def introduction(manifest: Manifest) -> str:
     shown = f" It is right on {results['last']:.1f}% of test images over all of them." if "last" in results else ""
     how = f"LoRA adapters of rank {manifest.settings['lora_r']}" if manifest.settings["lora_r"] else "all its weights"
     backbone = manifest.settings.get("model_architecture") or manifest.settings["model_name_or_path"]
-    return (
-        f"An image classifier that knows {len(manifest.classes)} classes, learnt in {len(manifest.tasks)} tasks one "
-        f"after the other by passlora ({manifest.settings['preset']}), on {escape(backbone)} with {how}; no image "
-        f"of an earlier task was kept or seen again.{shown}"
+    learnt = (
+        f"{count(len(manifest.classes), 'class', 'classes')}, learnt in {count(len(manifest.tasks), 'task', 'tasks')}"
     )
+    return (
+        f"An image classifier that knows {learnt} one after the other by passlora ({manifest.settings['preset']}), on "
+        f"{escape(backbone)} with {how}; no image of an earlier task was kept or seen again.{shown}"
+    )
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def quick_start(manifest: Manifest, name: str) -> str:
     settings, last = manifest.settings, len(manifest.tasks) - 1
     backbone = f", model_name_or_path={settings['model_name_or_path']!r}" if is_local(settings) else ""
+    here = "" if name != "." else "In this folder (or with its path in place of the dot):\n\n"
+    command = f"passlora predict {name} photo.jpg"
     parts = [
         f"""\
-```python
+{here}```python
 from PIL import Image
 
 from passlora import PassLora
@@ -164,6 +176,7 @@ model = PassLora.from_pretrained({name!r}{backbone})
 for guess in answer:
     print(f"{{guess.label}}: {{guess.probability:.1%}}")
 ```""",
+        f"or `{command}` on the command line.",
     ]
     if settings["keep_tasks"] == "all" and last:
         parts.append(f"With `task=0` it is the model as it was after its first task; `task={last}` is the last.")
@@ -204,7 +217,8 @@ def task_table(manifest: Manifest) -> str:
 
 
 def training_table(manifest: Manifest) -> str:
-    rows = [f"| {name} | {escape(str(value))} |" for name, value in manifest.settings.items()]
+    known = {name: value for name, value in manifest.settings.items() if value not in (None, [])}
+    rows = [f"| {name} | {escape(describe(value))} |" for name, value in known.items()]
     used = ", ".join(f"{name} {version}" for name, version in versions().items())
     return "\n".join(["| setting | value |", "|---|---|", *rows, "", f"Versions: {used}."])
 

@@ -106,7 +106,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        print("\npasslora: stopped", file=sys.stderr)
+        command = (argv if argv is not None else sys.argv[1:])[:1]
+        hint = "; the same command goes on (inside a task, with --save_steps or --save_epochs)"
+        print(f"\npasslora: stopped{hint if command[0] in ('train', 'learn', 'reproduce') else ''}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -96,7 +96,8 @@ def read_splits(config: DataConfig, known: Sequence[str] = ()) -> Splits:
         return from_table(config, datasets.load_from_disk(str(path)), known)
     if path.is_dir():
         return image_folder(config, path, known)
-    if path.exists() or name.startswith((".", "/", "~")):
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or ("/" in name and Path(path.parts[0]).is_dir())
+    if path.exists() or is_path:
         kind = "is not a folder, nor parquet or arrow" if path.exists() else "does not exist"
         raise PassloraError(f"dataset_name {name} {kind}")
     return from_table(config, read_hub(config), known)

@@ -26,6 +26,8 @@ def redact(text: str) -> str:
 
 class Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
+        if re.search(r"^Retrying in|thrown while requesting|^No files have been modified", record.getMessage()):
+            return False  # noise: the error at the end says what is wrong
         record.msg, record.args = redact(record.getMessage()), ()
         return True
 

@@ -58,8 +58,8 @@ def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
                     colour = "white" if value < 60 else "black"
                     axes.text(i, t, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9)
     ticks = range(tasks) if tasks <= 12 else range(0, tasks, tasks // 10)
-    axes.set_xticks(ticks, [str(i + 1) for i in ticks])
-    axes.set_yticks(ticks, [str(i + 1) for i in ticks])
+    axes.set_xticks(ticks, [str(i) for i in ticks])
+    axes.set_yticks(ticks, [str(i) for i in ticks])
     axes.set(xlabel="tested on task", ylabel="after learning task")
     figure.colorbar(shown, ax=axes, label="accuracy (%)")
     save(figure, path)

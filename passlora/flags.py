@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .config import FIELDS, GROUPS
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """One flag a knob; values stay text here and are checked by config.py, as those of a recipe are."""
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str], defaults: Mapping[str, str] | None = None) -> None:
+    """One flag a knob; values stay text here and are checked by config.py, as those of a recipe are.
+
+    `defaults` says in words what a knob is where the command has a default of its own.
+    """
     names = set(names)
     for group, kind in GROUPS.items():
         chosen = {name: knob for name, knob in FIELDS.items() if knob.group == group and name in names}
@@ -23,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
                 options["nargs"] = "+"
             elif knob.type is bool:
                 options.update(nargs="?", const="true")
-            default = describe(knob.default)
+            default = (defaults or {}).get(name) or describe(knob.default)
             section.add_argument(f"--{name}", help=f"{knob.help} (default: {default})".replace("%", "%%"), **options)
 
 

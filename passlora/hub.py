@@ -44,11 +44,17 @@ class Pushed:
 
 
 def push(
-    folder: Path, repo_id: str, private: bool = False, revision: str | None = None, create_pr: bool = False
+    folder: Path,
+    repo_id: str,
+    private: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    force: bool = False,
 ) -> Pushed:
     """One commit that makes the repository the folder's model, and a tag that names its last task.
 
-    The client uploads only what changed; files of tasks that are gone here go there too, other files stay.
+    The client uploads only what changed. What is there must be an earlier state of the same model, unless `force`: then
+    files of tasks that are gone here go there too. Files that are not a model's stay.
     """
     check_repo_id(repo_id)
     if create_pr and revision is not None:
@@ -69,6 +75,8 @@ def push(
             raise PassloraError(f"{repo_id} exists, and is public: make it private on its page, or choose another name")
         files: dict[str, Any] = {name: folder / name for name in model_files(manifest) if (folder / name).is_file()}
         remote = {sibling.rfilename for sibling in before.siblings or []}
+        if MANIFEST in remote and not force and not create_pr:
+            check_goes_on(manifest, download(repo_id, MANIFEST, before.sha).parent, repo_id)
         cards = [folder / store.CARD]
         if store.CARD in remote:
             cards.append(download(repo_id, store.CARD, before.sha))
@@ -85,6 +93,15 @@ def push(
         if revision in (None, "main"):
             move_tag(api, repo_id, tag, commit.oid, changed)
         return Pushed(str(commit.repo_url), len(operations), changed, tag if revision in (None, "main") else None)
+
+
+def check_goes_on(manifest: Manifest, there: Path, repo_id: str) -> None:
+    """Nobody's model, and no later task of this one, is replaced by accident."""
+    theirs = [(task.classes, task.learnt) for task in read_manifest(there).tasks]
+    mine = [(task.classes, task.learnt) for task in manifest.tasks]
+    if mine[: len(theirs)] != theirs:
+        what = "later tasks of this model" if theirs[: len(mine)] == mine else "another model"
+        raise PassloraError(f"{repo_id} holds {what}: choose another name, or replace it with passlora push --force")
 
 
 def move_tag(api: Any, repo_id: str, tag: str, commit: str, changed: bool) -> None:
@@ -115,7 +132,7 @@ class Uploads:
             done = push(self.folder, self.repo_id, self.private)
         except Exception as error:  # whatever goes wrong on the way up, training goes on
             reason = error if isinstance(error, PassloraError) else redact(f"{type(error).__name__}: {error}")
-            self.say(f"upload to {self.repo_id} failed: {reason}; it is tried again with the next task and at the end")
+            self.say(f"upload to {self.repo_id} failed: {reason}")
             return
         self.is_due = False
         self.say(f"uploaded to {done.url}" + (f", tag {done.tag}" if done.tag else ""))

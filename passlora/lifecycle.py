@@ -15,8 +15,8 @@ from . import store
 from .config import FIELDS, Config, hub_id
 from .environment import is_first_process
 from .errors import PassloraError
-from .flags import add_flags, chosen_flags
-from .manifest import AUGMENTATION, BUDGET, MANIFEST, read_manifest
+from .flags import add_flags, chosen_flags, describe
+from .manifest import AUGMENTATION, BUDGET, LEARN_BUDGET, MANIFEST, read_manifest
 from .report import table
 
 BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))
@@ -24,6 +24,7 @@ DATA = tuple(name for name, knob in FIELDS.items() if knob.group == "data" and n
 READING = tuple(
     name for name in DATA if name not in (*AUGMENTATION, "test_fraction", "max_train_per_class", "max_test_per_class")
 )
+NEW_MODEL = {name: f"{describe(value)} for a new model, else as before" for name, value in LEARN_BUDGET.items()}
 TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "save_epochs", "save_steps", "seed")
 
 
@@ -47,7 +48,8 @@ def add_commands(commands: Any) -> None:
         default="error",
         help="classes the model knows already (default: error)",
     )
-    add_flags(learn, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING))
+    kept = dict.fromkeys((*BUDGET, *AUGMENTATION), "as the model was last taught")
+    add_flags(learn, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING), {**kept, **NEW_MODEL})
 
     predict = add_command(
         commands,
@@ -81,6 +83,7 @@ def add_commands(commands: Any) -> None:
     info = add_command(
         commands, "info", "show a model's tasks, classes and sizes", "Tasks, classes, dates, accuracies and sizes."
     )
+    info.add_argument("--json", action="store_true", help="everything, for a program to read")
     add_revision(info)
 
     rollback = add_command(
@@ -124,6 +127,7 @@ def add_commands(commands: Any) -> None:
     push.add_argument("--private", action="store_true", help="make the repository private, if it is made")
     push.add_argument("--revision", help="branch to commit to (default: main; another gets no tag)")
     push.add_argument("--create_pr", action="store_true", help="open a pull request instead of committing")
+    push.add_argument("--force", action="store_true", help="replace another model, or later tasks of this one")
 
     pull = commands.add_parser(
         "pull",
@@ -194,6 +198,8 @@ def learn(arguments: argparse.Namespace) -> int:
         exists = check_can_learn(folder, flags)  # another process may have been faster
         if is_first_process():
             store.tidy(folder)
+        if not exists and is_first_process():
+            print(f"{folder} is a new model", flush=True)
         from .model import PassLora
 
         model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
@@ -203,6 +209,8 @@ def learn(arguments: argparse.Namespace) -> int:
         return 0
     if lesson.continued_at is not None:
         print(f"continued a lesson that was cut off, from its step {lesson.continued_at}")
+    if lesson.untested is not None:
+        print(f"passlora: learnt and saved, but not tested: {lesson.untested}", file=sys.stderr)
     if lesson.skipped_classes:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
     names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
@@ -217,12 +225,17 @@ def learn(arguments: argparse.Namespace) -> int:
     if measured:
         print(table(measured))
     print(f"{folder} knows {len(model.classes)} classes now; ask it: passlora predict {folder} IMAGE...")
-    return 0
+    return 0 if lesson.untested is None else 1
 
 
 def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
     """Whether the folder holds a model already; an error if it can neither be taught so, nor become one."""
     if not (folder / MANIFEST).is_file():
+        if hub_id(str(folder)) is not None:
+            raise PassloraError(
+                f"{folder} is not here: to teach a model of the Hub, passlora pull {folder} first; to start a new one "
+                f"there, make the folder {folder.parent} first"
+            )
         Config.make(**{**flags, "num_tasks": 1})
         store.check_new_model(folder)
         return False
@@ -285,7 +298,9 @@ def rollback(arguments: argparse.Namespace) -> int:
         manifest = store.rollback(folder, arguments.to_task)
         write_card(folder, manifest)
     print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
-    print(f"undo: passlora rollback {folder} --to_task N; confirm: passlora rollback {folder} --prune")
+    if (folder / store.BACKUP).is_file():
+        last = len(read_manifest(folder, store.BACKUP).tasks) - 1
+        print(f"undo: passlora rollback {folder} --to_task {last}; confirm: passlora rollback {folder} --prune")
     return 0
 
 
@@ -305,14 +320,17 @@ def push(arguments: argparse.Namespace) -> int:
     from . import hub
 
     with store.lock(folder):
-        done = hub.push(folder, arguments.repo, arguments.private, arguments.revision, arguments.create_pr)
+        done = hub.push(
+            folder, arguments.repo, arguments.private, arguments.revision, arguments.create_pr, arguments.force
+        )
     if arguments.create_pr:
         print(f"opened {done.url}")
     elif not done.changed:
         print(f"{done.url} is up to date")
     else:
         print(f"uploaded to {done.url}" + (f", tag {done.tag}" if done.tag else f", branch {arguments.revision}"))
-        print(f"ask it: passlora predict {arguments.repo} IMAGE...")
+        where = "" if done.tag else f" --revision {arguments.revision}"
+        print(f"ask it: passlora predict {arguments.repo} IMAGE...{where}")
     return 0
 
 
@@ -337,6 +355,9 @@ def info(arguments: argparse.Namespace) -> int:
         about = hub.describe_remote(repo_id, arguments.revision)
     else:
         about = store.describe(folder)
+    if arguments.json:
+        print(json.dumps(about, indent=2))
+        return 0
     settings, tasks = about["settings"], about["tasks"]
     lora = f"LoRA r = {settings['lora_r']}" if settings["lora_r"] else "trained whole"
     rows = [["task", "classes", "learnt", "accuracy %", "kB", ""]]

@@ -32,6 +32,8 @@ BUDGET = (
     "lr_decay",
     "keep_tasks",
 )
+# The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
+LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
 
 

@@ -24,6 +24,11 @@ class Evaluation:
     bins: np.ndarray  # (CALIBRATION_BINS, 3): images, right ones, sum of confidences
 
     @property
+    def accuracy(self) -> float:
+        """Over all images, in percent."""
+        return 100.0 * float(np.diagonal(self.confusion).sum() / self.confusion.sum())
+
+    @property
     def calibration_error(self) -> float:
         """ECE in percent: mean gap between confidence and accuracy, weighted by the images of each bin."""
         images, right, confidence = self.bins.T

@@ -23,16 +23,14 @@ from .backbone import RESNET18
 from .batches import Images, as_input
 from .card import write_card
 from .config import FIELDS, Config, DataConfig, is_local, without_data_path
-from .data import Split, read_splits
+from .data import Split, read_splits, to_rgb
 from .errors import PassloraError
 from .learner import Learner, TaskData
-from .manifest import Manifest, TaskEntry, now, read_manifest, settings_of
+from .manifest import LEARN_BUDGET, Manifest, TaskEntry, now, read_manifest, settings_of
 from .metrics import Evaluation
 from .progress import silence
 from .scenario import Scenario
 
-# The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
-LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 # Of a whole configuration, what says nothing of one lesson: the other tasks, and comparisons of runs.
 NO_PART_OF_A_LESSON = (
     *(name for name, knob in FIELDS.items() if knob.group == "scenario"),
@@ -59,6 +57,22 @@ class Lesson:
     new_after: float | None = None
     all_after: float | None = None
     continued_at: int | None = None  # the step of a lesson that had been cut off
+    untested: str | None = None  # why accuracies could not be measured
+
+
+Picture = Image.Image | np.ndarray | str | Path
+
+
+def as_picture(image: Picture) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image)
+    if not isinstance(image, (str, Path)):
+        return image
+    try:
+        with Image.open(image) as opened:
+            return to_rgb(opened)
+    except Exception as error:  # Pillow raises many types on damaged files
+        raise PassloraError(f"cannot read {image}: {error}") from None
 
 
 class PassLora:
@@ -102,6 +116,10 @@ class PassLora:
         """In the order of learning."""
         return Manifest({}, self.tasks).classes
 
+    def __repr__(self) -> str:
+        model = self.learner.config.model.model_name_or_path
+        return f"PassLora({len(self.classes)} classes in {len(self.tasks)} tasks, on {model})"
+
     # --- teaching ----------------------------------------------------------------------------------------------
 
     def learn(
@@ -109,14 +127,27 @@ class PassLora:
     ) -> Lesson:
         """Learn the new classes of a dataset as one more task; no image of an old class is needed.
 
-        `settings` are keys of the data group. A class that is known already is an error, or with `on_known="skip"`
-        left out. A test split may hold old classes too: accuracies are then measured before and after. With
-        `save_steps` or `save_epochs` the state inside the task is kept in `folder`, and continued from there.
+        `settings` are keys of the data and training groups; the latter stay with the model. A class that is known
+        already is an error, or with `on_known="skip"` left out. A test split may hold old classes too: accuracies are
+        then measured before and after. With `save_steps` or `save_epochs` the state inside the task is kept in
+        `folder`, and continued from there.
         """
+        settings = self._take_settings(settings)
         if folder is None:
             return self._learn(data, on_known, None, settings)
         with store.lock(Path(folder)) if self.learner.accelerator.is_main_process else nullcontext():
             return self._learn(data, on_known, Path(folder), settings)
+
+    def _take_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The data settings of a lesson, checked; training settings become the model's own."""
+        checked = Config.make(num_tasks=1, **settings).flat()
+        settled = [name for name in settings if FIELDS[name].group in ("model", "method")]
+        if settled:
+            raise PassloraError(f"{settled[0]} was settled when the model was made: leave it out")
+        training = {name: checked[name] for name in settings if FIELDS[name].group == "training"}
+        if training:
+            self.learner.config = self.learner.config.but(**training)
+        return {name: checked[name] for name in settings if FIELDS[name].group == "data"}
 
     def _learn(self, data: str | Path, on_known: str, folder: Path | None, settings: dict[str, Any]) -> Lesson:
         if self.learner.network.num_classes != len(self.classes):
@@ -126,7 +157,7 @@ class PassLora:
         present = [names[label] for label in np.unique(train.labels)]
         known = [name for name in present if name in self.classes]
         if known and on_known != "skip":
-            raise PassloraError(f"the model knows already: {', '.join(known)} (on_known skip leaves them out)")
+            raise PassloraError(f"the model knows already: {', '.join(known)} (--on_known skip leaves them out)")
         new = [name for name in present if name not in known]
         if not new:
             raise PassloraError(f"{data} has no class that the model does not know")
@@ -149,9 +180,12 @@ class PassLora:
         name = f"learning {len(new)} classes"
         self.learner.learn(training, len(new), on_checkpoint=save, checkpoint=checkpoint, name=name)
         lesson.continued_at = None if checkpoint is None else int(checkpoint["step"])
-        lesson.old_after = self._accuracy(testing, range(old))
-        lesson.new_after = self._accuracy(testing, range(old, len(index)))
-        lesson.all_after = self._accuracy(testing, range(len(index)))
+        try:
+            lesson.old_after = self._accuracy(testing, range(old))
+            lesson.new_after = self._accuracy(testing, range(old, len(index)))
+            lesson.all_after = self._accuracy(testing, range(len(index)))
+        except PassloraError as error:  # an image that cannot be read: what was learnt is kept
+            lesson.untested = str(error)
         source = None if is_local(str(data)) else str(data)
         self.tasks.append(TaskEntry(new, now(), lesson.all_after, dataset=source))
         self.unsaved[len(self.tasks) - 1] = store.TaskState.of(self.learner)
@@ -181,15 +215,24 @@ class PassLora:
     # --- asking ------------------------------------------------------------------------------------------------
 
     def predict(
-        self, images: Iterable[Image.Image], top_k: int = 5, views: int | None = None, batch_size: int = 64
+        self, images: Picture | Iterable[Picture], top_k: int = 5, views: int | None = None, batch_size: int = 64
     ) -> Iterator[list[Prediction]]:
-        """The likeliest classes of each image, best first; a batch at a time.
+        """The likeliest classes of each image, best first; a batch at a time, as they are asked for.
 
-        `views` is 1 (the image as it is) or 4 (the ensemble of rotations); by default as the model was evaluated.
+        An image is a picture of Pillow, an array of its pixels, or the path of a file. `views` is 1 (the image as it
+        is) or 4 (the ensemble of rotations); by default as the model was evaluated.
         """
         if top_k < 1:
             raise PassloraError(f"top_k must be at least 1, got {top_k}")
-        mode, classes, rest = self._mode(views), self.classes, iter(images)
+        if not self.classes:
+            raise PassloraError("the model has learnt nothing yet")
+        several = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else images
+        return self._predict(map(as_picture, several), top_k, self._mode(views), batch_size)
+
+    def _predict(
+        self, rest: Iterator[Image.Image], top_k: int, mode: str, batch_size: int
+    ) -> Iterator[list[Prediction]]:
+        classes = self.classes
         while batch := list(islice(rest, batch_size)):
             probabilities = self.scores(batch, mode).softmax(dim=1).cpu()
             best = probabilities.topk(min(top_k, len(classes)), dim=1)
@@ -260,13 +303,18 @@ class PassLora:
             store.save_tasks(folder, self.learner, manifest, self.unsaved)
 
     def push_to_hub(
-        self, repo_id: str, private: bool = False, revision: str | None = None, create_pr: bool = False
+        self,
+        repo_id: str,
+        private: bool = False,
+        revision: str | None = None,
+        create_pr: bool = False,
+        force: bool = False,
     ) -> str:
         """Upload the folder that the model was saved to, from the first process; returns the address there."""
         folder, url = self._own_folder(), ""
         if self.learner.accelerator.is_main_process:
             with store.lock(folder):
-                url = hub.push(folder, repo_id, private, revision, create_pr).url
+                url = hub.push(folder, repo_id, private, revision, create_pr, force).url
         self.learner.accelerator.wait_for_everyone()
         return url
 
@@ -342,6 +390,8 @@ class PassLora:
                 "mean": list(network.backbone.mean),
                 "std": list(network.backbone.std),
                 "num_classes": network.head.num_nodes,
+                "crop_pct": 224 / 256,
+                "interpolation": "bilinear",
                 "classifier": classifier,
                 "first_conv": known.get("first_conv"),
             },

@@ -20,11 +20,11 @@ def table(rows: list[list[str]], text_columns: tuple[int, ...] = (0,)) -> str:
 def final_table(results: dict[str, Any]) -> str:
     """Accuracy on each task after each task, then the headline numbers beside the compared presets."""
     matrix = results["accuracy_matrix"]
-    head = ["accuracy % on", *(f"task {i + 1}" for i in range(len(matrix))), "all seen"]
+    head = ["accuracy % on", *(f"task {i}" for i in range(len(matrix))), "all seen"]
     rows = [head]
     for task, values in enumerate(matrix):
         cells = ["" if value is None else f"{value:.1f}" for value in values]
-        rows.append([f"after task {task + 1}", *cells, f"{results['stage_accuracy'][task]:.1f}"])
+        rows.append([f"after task {task}", *cells, f"{results['stage_accuracy'][task]:.1f}"])
     return f"\n{results['preset']} ({results['inference']} inference)\n{table(rows)}\n\n{headline(results)}"
 
 

@@ -137,7 +137,7 @@ class Stream:
         for task in range(scenario.num_tasks):
             if not np.isin(self.test_classes, scenario.classes(task)).any():
                 names = ", ".join(dataset.class_names[label] for label in scenario.labels(task)[:5])
-                raise PassloraError(f"task {task + 1} ({names}) has no test images: its accuracy is undefined")
+                raise PassloraError(f"task {task} ({names}) has no test images: its accuracy is undefined")
         sizes = "+".join(map(str, scenario.task_sizes)) if scenario.num_tasks <= 12 else f"{scenario.task_sizes[0]}+..."
         say(
             f"{dataset.name}: {len(dataset.train)} training and {len(dataset.test)} test images, "
@@ -187,13 +187,13 @@ class Stream:
         checkpoint = store.read_checkpoint(folder, record.tasks_done)
         if record.tasks_done or checkpoint:
             at = f", step {int(checkpoint['step'])}" if checkpoint else ""
-            self.say(f"{name}: continuing with task {record.tasks_done + 1}{at}")
+            self.say(f"{name}: continuing with task {record.tasks_done}{at}")
         log = Log(folder, f"seed_{config.training.seed}/{name}", self.accelerator)
         log.cut(record.tasks_done, 0 if checkpoint is None else int(checkpoint["epoch"]))
         for task in range(record.tasks_done, self.scenario.num_tasks):
             began = time.perf_counter()
             train, test = self.data(task, learner.network.backbone.image_size, config)
-            label = f"{name} task {task + 1}/{self.scenario.num_tasks}"
+            label = f"{name} task {task} of 0-{self.scenario.num_tasks - 1}"
             learner.learn(train, self.scenario.task_sizes[task], log, self.saver(folder), checkpoint, label)
             checkpoint = None
             record.add(learner.evaluate(test, config.method.inference_modes), self.scenario, task)
@@ -341,7 +341,7 @@ class Log:
     def __call__(self, log: EpochLog) -> None:
         if not all(np.isfinite(list(log.losses.values()))):
             raise PassloraError(
-                f"the loss is no longer finite in task {log.task + 1}, epoch {log.epoch + 1}: lower --learning_rate"
+                f"the loss is no longer finite in task {log.task}, epoch {log.epoch + 1}: lower --learning_rate"
             )
         values = {**log.losses, "task": log.task, "learning_rate": log.learning_rate}
         self.accelerator.log({f"{self.name}/{key}": value for key, value in values.items()}, step=self.epochs)

@@ -189,6 +189,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         new = Path(name) / "new"
         new.mkdir()
         yield new
+        for file in new.iterdir():
+            os.chmod(file, 0o666 & ~current_umask())
         if path.is_dir():
             path.rmdir()  # an empty one
         os.replace(new, path)
@@ -320,10 +322,13 @@ def rollback(folder: Path, to_task: int) -> Manifest:
     if not 0 <= to_task < len(whole.tasks):
         raise PassloraError(f"{folder} has the tasks 0 to {len(whole.tasks) - 1}, not {to_task}")
     check_kept(folder, to_task, whole)
-    if not backup.is_file():
+    is_undo = to_task == len(whole.tasks) - 1
+    if not backup.is_file() and not is_undo:
         write_json(backup, to_json(current))
     whole.tasks = whole.tasks[: to_task + 1]
     write_json(folder / MANIFEST, to_json(whole))
+    if is_undo:
+        backup.unlink(missing_ok=True)
     return whole
 
 

@@ -102,13 +102,13 @@ def test_what_a_reader_finds(trained):
 def test_the_quick_start_runs_as_printed(trained, tmp_path):
     folder, _ = trained
     pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder.parent / "photo.jpg")
+    Image.fromarray(pixels).save(folder / "photo.jpg")
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder.parent, capture_output=True, text=True, env=dict(os.environ)
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr
-    (answer,) = PassLora.from_pretrained(folder).predict([Image.open(folder.parent / "photo.jpg")], top_k=3)
+    (answer,) = PassLora.from_pretrained(folder).predict(folder / "photo.jpg", top_k=3)
     assert done.stdout.splitlines() == [f"{p.label}: {p.probability:.1%}" for p in answer]
 
 

@@ -36,7 +36,8 @@ def test_precedence_defaults_preset_recipe_command_line(tmp_path):
 def test_presets_are_valid(preset):
     method = make(preset=preset).method
     assert method.sst == (preset in ("pass", "pass++"))
-    assert (method.kd_weight > 0) == (preset != "finetune")
+    assert (method.kd_weight > 0) == (preset in ("pass", "pass++", "lwf-kd", "lwf", "lwf-mc"))
+    assert (method.classifier == "head") == (preset not in ("ncm", "slda", "simplecil", "fetril"))
     assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
     assert method.hardness == (preset == "pass++")
     assert method.prototype_views == (4 if preset == "pass++" else 1)
@@ -57,9 +58,11 @@ def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
 def test_a_preset_on_the_command_line_wins_over_a_resolved_config(tmp_path, old, new):
     """config.yaml names every switch; --preset must still mean that preset, alone and as a comparison."""
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(make(preset=old, kd_weight=0.0 if old == "finetune" else 4.0).flat()))
+    own = {preset: switches.get("kd_weight") for preset, switches in PRESETS.items()}
+    path.write_text(yaml.safe_dump(make(preset=old, kd_weight=4.0 if own[old] is None else own[old]).flat()))
     got = load(str(path), {"preset": new}).method
-    expected = make(preset=new, kd_weight={"finetune": 0.0}.get(new, 10.0 if old == "finetune" else 4.0)).method
+    kept = 4.0 if own[old] is None else 10.0  # what was chosen beside the old preset, or the default
+    expected = make(preset=new, kd_weight=kept if own[new] is None else own[new]).method
     assert got == expected
     if old != new:
         assert load(str(path), {}).as_preset(new).method == expected

@@ -112,6 +112,18 @@ def test_a_further_task_uploads_what_changed(server, model, tmp_path, cli):
     assert sum(method == "PUT" for method, _ in server.requests) == puts + 3, "adapter, head and prototypes"
 
 
+def test_another_model_is_not_replaced_by_accident(server, model, tmp_path, cli, tiny):
+    hub.push(model, REPO)
+    cli("learn", tmp_path / "other", "--data", digit_folder(tmp_path / "data", 8, 9), "--num_train_epochs", "1")
+    code, _, err = cli("push", tmp_path / "other", REPO)
+    assert code == 2 and "ann/digits holds another model" in err and err.count("\n") == 1
+    said = []
+    train(run_config(tiny, tmp_path), said.append)
+    assert "holds another model" in "\n".join(said) and len(server.repos[REPO].refs["main"]) == 2
+    assert cli("push", tmp_path / "other", REPO, "--force")[0] == 0
+    assert PassLora.from_pretrained(REPO).classes == ["8", "9"]
+
+
 def test_what_a_rollback_removed_goes_there_too(server, model, cli):
     hub.push(model, REPO)
     server.add(REPO, {**server.repos[REPO].refs["main"][-1].files, "notes.txt": b"the owner's own"})
@@ -119,7 +131,9 @@ def test_what_a_rollback_removed_goes_there_too(server, model, cli):
     code, _, err = cli("push", model, REPO)
     assert code == 2 and "not confirmed" in err
     cli("rollback", model, "--prune")
-    assert cli("push", model, REPO)[0] == 0
+    code, _, err = cli("push", model, REPO)
+    assert code == 2 and "holds later tasks of this model" in err and err.count("\n") == 1
+    assert cli("push", model, REPO, "--force")[0] == 0
     commit = server.repos[REPO].refs["main"][-1]
     assert {name.split("/")[0] for name in commit.files if "task" in name} == {"task_00"}
     assert "notes.txt" in commit.files

@@ -83,6 +83,57 @@ def test_what_learn_prints(model, tmp_path, cli):
     assert (model / "task_02" / "adapter_model.safetensors").is_file()
 
 
+def test_a_new_model_says_so_and_a_name_of_the_hub_is_no_folder(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_digits(tmp_path / "data", [1, 2], 1)
+    code, out, _ = cli("learn", "animals", "--data", "data", "--num_train_epochs", "1")
+    assert code == 0 and out.startswith("animals is a new model\n")
+    code, _, err = cli("learn", "ann/animals", "--data", "data")
+    assert code == 2 and "passlora pull ann/animals first" in err and not (tmp_path / "ann").exists()
+    code, _, err = cli("learn", "animals", "--data", "data/nope")
+    assert code == 2 and "data/nope does not exist" in err and err.count("\n") == 1
+    code, out, _ = cli("info", "animals", "--json")
+    assert code == 0 and json.loads(out)["classes"] == ["digit 1", "digit 2"]
+
+
+def test_an_unreadable_test_image_does_not_cost_the_lesson(model, tmp_path, cli):
+    write_digits(tmp_path / "third" / "train", [5], 2)
+    write_digits(tmp_path / "third" / "test", [5], 2, start=60)
+    next((tmp_path / "third" / "test" / "digit 5").iterdir()).write_bytes(b"broken")
+    code, out, err = cli("learn", model, "--data", tmp_path / "third", "--num_train_epochs", "1")
+    if "learnt" in out:  # read when it is needed
+        assert code == 1 and "learnt and saved, but not tested" in err
+        assert len(PassLora.from_pretrained(model).tasks) == 3
+    else:  # or refused before anything is learnt
+        assert code == 2 and "cannot read" in err
+
+
+def test_settings_of_a_lesson_in_python(model, tmp_path):
+    write_digits(tmp_path / "more", [6], 2)
+    taught = PassLora.from_pretrained(model)
+    taught.learn(tmp_path / "more", num_train_epochs=1, image_column=None)
+    assert taught.learner.config.training.num_train_epochs == 1
+    with pytest.raises(PassloraError, match=r"did you mean '(num_tasks|num_train_epochs)'"):
+        taught.learn(tmp_path / "more", num_epochs=3)
+    with pytest.raises(PassloraError, match="lora_r was settled"):
+        taught.learn(tmp_path / "more", lora_r=8)
+    assert repr(taught) == "PassLora(6 classes in 3 tasks, on passlora/vit-mini)"
+
+
+def test_what_predict_takes(model, taught):
+    path = next((taught / "second" / "test" / "digit 3").iterdir())
+    loaded = PassLora.from_pretrained(model)
+    one = list(loaded.predict(path))
+    assert one == list(loaded.predict([str(path)])) == list(loaded.predict(Image.open(path)))
+    assert one == list(loaded.predict(np.array(Image.open(path))))
+    with pytest.raises(PassloraError, match="cannot read"):
+        list(loaded.predict("nowhere.png"))
+    with pytest.raises(PassloraError, match="learnt nothing yet"):
+        PassLora.create().predict(path)
+    evaluation = loaded.evaluate(taught / "second")
+    assert evaluation.accuracy == pytest.approx(100 * np.trace(evaluation.confusion) / evaluation.confusion.sum())
+
+
 def test_without_a_test_split_all_images_are_learnt(model, tmp_path, cli):
     write_digits(tmp_path / "plain", [5, 6], 3)
     code, out, _ = cli("learn", model, "--data", tmp_path / "plain", "--num_train_epochs", "1")
@@ -239,8 +290,10 @@ def test_rollback_undo_and_prune(model, tmp_path, cli):
     write_digits(tmp_path / "other", [8], 3)
     code, _, err = cli("learn", model, "--data", tmp_path / "other")
     assert code == 2 and "rolled back and not confirmed" in err
-    assert cli("rollback", model, "--to_task", "1")[0] == 0
+    code, out, _ = cli("rollback", model, "--to_task", "1")
+    assert code == 0 and "undo:" not in out and "--prune" not in cli("info", model)[1]
     assert PassLora.from_pretrained(model).classes == whole.classes, "nothing was lost"
+    PassLora.from_pretrained(model).save_pretrained(model)
 
     cli("rollback", model, "--to_task", "0")
     code, out, _ = cli("rollback", model, "--prune")

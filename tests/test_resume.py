@@ -58,5 +58,5 @@ def test_a_checkpoint_continues_bit_for_bit(tiny, tmp_path, options, monkeypatch
     interrupted()
     said = []
     train(config, said.append)
-    assert "continuing with task 2, step 2" in "\n".join(said)
+    assert "continuing with task 1, step 2" in "\n".join(said)
     assert (tmp_path / "run" / "task_01" / "head.safetensors").read_bytes() == final

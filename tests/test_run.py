@@ -91,7 +91,7 @@ def test_pictures_and_tables(finished):
     assert rows[0] == "after_task,task_0,task_1,task_2,all_seen" and len(rows) == 4
     for text in (
         "training 18,432 of 2,839,104 backbone weights (0.65%",
-        "after task 3",
+        "after task 2",
         "forgetting",
         "2 runs, mean",
     ):
@@ -187,5 +187,5 @@ def test_a_task_without_test_images_is_refused(image_tree, tiny, tmp_path):
     for path in (root / "test" / "owl").iterdir():
         path.unlink()
     config = tiny(dataset_name=str(root), task_sizes=[2, 1], output_dir=str(tmp_path / "out"))
-    with pytest.raises(PassloraError, match=r"task 2 \(owl\) has no test images"):
+    with pytest.raises(PassloraError, match=r"task 1 \(owl\) has no test images"):
         train(config, lambda text: None)
