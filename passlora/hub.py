@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,6 @@ class Pushed:
     """What a push did."""
 
     url: str
-    files: int  # that were there to upload
     changed: bool  # whether a commit was made
     tag: str | None
 
@@ -86,13 +86,20 @@ def push(
         operations += [CommitOperationDelete(name) for name in gone]
         tag = f"task-{last:02d}"
         message = f"Task {last}: {len(manifest.classes)} classes"
-        commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision, create_pr=create_pr)
+        commit = api.create_commit(
+            repo_id,
+            operations,
+            commit_message=message,
+            revision=revision,
+            create_pr=create_pr,
+            parent_commit=before.sha,  # refused if someone else was faster
+        )
         if create_pr:
-            return Pushed(str(commit.pr_url), len(operations), True, None)
+            return Pushed(str(commit.pr_url), True, None)
         changed = commit.oid != before.sha
         if revision in (None, "main"):
             move_tag(api, repo_id, tag, commit.oid, changed)
-        return Pushed(str(commit.repo_url), len(operations), changed, tag if revision in (None, "main") else None)
+        return Pushed(str(commit.repo_url), changed, tag if revision in (None, "main") else None)
 
 
 def check_goes_on(manifest: Manifest, there: Path, repo_id: str) -> None:
@@ -141,8 +148,8 @@ class Uploads:
         if self.is_due:
             self.push()
         if self.is_due:
-            private = " --private" if self.private else ""
-            self.say(f"the upload is not complete; finish it with: passlora push {self.folder} {self.repo_id}{private}")
+            command = ["passlora", "push", str(self.folder), self.repo_id, *(["--private"] if self.private else [])]
+            self.say(f"the upload is not complete; finish it with: {shlex.join(command)}")
 
 
 # --- down ------------------------------------------------------------------------------------------------------

@@ -244,6 +244,9 @@ class Handler(BaseHTTPRequestHandler):
             value = item["value"]
             if item["key"] == "header":
                 message = value["summary"]
+                if value.get("parentCommit") not in (None, parent.id):
+                    self.reply(412, {"error": "A commit has happened since. Please refresh and try again."})
+                    return
             elif item["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
                 lfs.discard(value["path"])

@@ -124,6 +124,17 @@ def test_another_model_is_not_replaced_by_accident(server, model, tmp_path, cli,
     assert PassLora.from_pretrained(REPO).classes == ["8", "9"]
 
 
+def test_a_commit_made_in_the_meantime_is_not_undone(server, model, monkeypatch):
+    hub.push(model, REPO)
+    files = server.repos[REPO].refs["main"][-1].files
+    (model / "results.json").write_text("{}")
+    render = hub.render
+    monkeypatch.setattr(hub, "render", lambda *args: server.add(REPO, files, "someone else's") and render(*args))
+    with pytest.raises(PassloraError, match="the Hub answers 412: A commit has happened since"):
+        hub.push(model, REPO)
+    assert server.repos[REPO].refs["main"][-1].message == "someone else's"
+
+
 def test_what_a_rollback_removed_goes_there_too(server, model, cli):
     hub.push(model, REPO)
     server.add(REPO, {**server.repos[REPO].refs["main"][-1].files, "notes.txt": b"the owner's own"})

@@ -54,6 +54,27 @@ def model(taught, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Ctrl-C at the n-th step, for the time of the block."""
+
+    @contextmanager
+    def stop(step):
+        losses, calls = Learner._losses, []
+
+        def counted(self, *args):
+            calls.append(1)
+            if len(calls) == step:
+                raise KeyboardInterrupt
+            return losses(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "_losses", counted)
+            yield
+
+    return stop
+
+
 def test_learning_keeps_the_old_classes_and_takes_in_the_new(taught):
     first = PassLora.from_pretrained(taught / "model", task=0)
     model = PassLora.from_pretrained(taught / "model")
@@ -168,23 +189,14 @@ def test_flags_that_do_not_fit_an_existing_model(model, taught, cli, flags, says
     assert code == 2 and says in err and err.count("\n") == 1
 
 
-def test_a_lesson_that_was_cut_off_goes_on(model, tmp_path, cli, monkeypatch):
+def test_a_lesson_that_was_cut_off_goes_on(model, tmp_path, cli, stopped_at):
     """Stopped at its sixth step; the same command continues it, another one is told the difference."""
     write_digits(tmp_path / "more", [6, 7], 4)
     command = ["learn", model, "--data", tmp_path / "more", "--num_train_epochs", "5", "--save_steps", "2"]
     shutil.copytree(model, tmp_path / "undisturbed")
     assert cli("learn", tmp_path / "undisturbed", *command[2:])[0] == 0
-    losses, calls = Learner._losses, []
-
-    def stop(self, *args):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return losses(self, *args)
-
-    monkeypatch.setattr(Learner, "_losses", stop)
-    assert cli(*command)[0] == 130
-    monkeypatch.setattr(Learner, "_losses", losses)
+    with stopped_at(4):
+        assert cli(*command)[0] == 130
     assert (model / "checkpoint.safetensors").is_file() and len(PassLora.from_pretrained(model).tasks) == 2
     code, _, err = cli(*command, "--learning_rate", "0.1")
     assert code == 2 and "learning_rate was 0.005, is 0.1" in err and "delete" in err and err.count("\n") == 1
@@ -424,32 +436,21 @@ def test_a_readme_that_yaml_dislikes_is_no_obstacle(model, tmp_path, cli):
     assert cli("learn", model, "--data", tmp_path / "more", "--num_train_epochs", "1")[0] == 0
 
 
-def test_a_lesson_continues_with_the_same_images_only(model, tmp_path, cli, monkeypatch):
+def test_a_lesson_continues_with_the_same_images_only(model, tmp_path, cli, stopped_at):
     write_digits(tmp_path / "more", [6, 7], 5)
     command = ["learn", model, "--data", tmp_path / "more", "--num_train_epochs", "3", "--save_steps", "1"]
-    losses, calls = Learner._losses, []
-
-    def stop(self, *args):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return losses(self, *args)
-
-    monkeypatch.setattr(Learner, "_losses", stop)
-    assert cli(*command)[0] == 130
-    monkeypatch.setattr(Learner, "_losses", losses)
+    with stopped_at(3):
+        assert cli(*command)[0] == 130
     next((tmp_path / "more" / "digit 6").iterdir()).unlink()
     code, _, err = cli(*command)
     assert code == 2 and "images was 10, is 9" in err
 
 
-def test_an_object_whose_lesson_was_interrupted_says_so(model, tmp_path, monkeypatch):
+def test_an_object_whose_lesson_was_interrupted_says_so(model, tmp_path, stopped_at):
     write_digits(tmp_path / "more", [6, 7], 2)
     taught = PassLora.from_pretrained(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_losses", lambda *args: exec("raise KeyboardInterrupt"))
-        with pytest.raises(KeyboardInterrupt):
-            taught.learn(tmp_path / "more")
+    with stopped_at(1), pytest.raises(KeyboardInterrupt):
+        taught.learn(tmp_path / "more")
     with pytest.raises(PassloraError, match="load it again"):
         taught.learn(tmp_path / "more")
 
