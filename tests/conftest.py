@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, a thread each
 
 import numpy as np
 import pytest
