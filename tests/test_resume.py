@@ -12,7 +12,7 @@ from passlora import PassloraError, store, train
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("work", "stride", "offset"), [("train", "61", "9"), ("learn", "13", "3")])
+@pytest.mark.parametrize(("work", "stride", "offset"), [("train", "31", "9"), ("learn", "5", "3")])
 def test_killed_work_ends_as_if_nothing_had_happened(image_tree, tmp_path, work, stride, offset):
     """SIGKILL at points spread over all of it, twice each; every weight, number and loss must be the same."""
     data = image_tree(size=(12, 12), count=4)
