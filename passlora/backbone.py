@@ -36,8 +36,11 @@ class Backbone(nn.Module):
         super().__init__()
         self.image_size = image_size
         self.mean, self.std = stats
+        if config.feature_dim is not None:
+            network.reset_classifier(config.feature_dim)  # type: ignore[operator]
         # Some networks widen their features before the classifier.
-        self.feature_dim = int(getattr(network, "head_hidden_size", None) or network.num_features)  # type: ignore[arg-type]
+        own = getattr(network, "head_hidden_size", None) or network.num_features
+        self.feature_dim = int(config.feature_dim or own)  # type: ignore[arg-type]
         self.has_lora = config.lora_r > 0
         self.body: Any = add_lora(network, config) if self.has_lora else network
         self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()

@@ -16,6 +16,16 @@ from .errors import PassloraError, nearest
 from .flags import add_flags, chosen_flags, describe
 from .lifecycle import add_commands, run_command
 
+NOT_IN_AN_EXPERIMENT = (
+    "preset",
+    "compare",
+    "seed",
+    "class_order_seeds",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+)
+
 DESCRIPTION = """\
 passlora teaches a pretrained vision model new classes, task after task, without keeping any old image.
 
@@ -71,7 +81,7 @@ def make_parser() -> Parser:
         default="full",
         help="full: the paper's setting, on GPUs; mini: a small backbone, few images, on a CPU (default: full)",
     )
-    add_flags(reproduce, [name for name in FIELDS if name not in ("preset", "compare")])
+    add_flags(reproduce, [name for name in FIELDS if name not in NOT_IN_AN_EXPERIMENT])
 
     add_commands(commands)
     commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")

@@ -94,6 +94,10 @@ class ModelConfig:
     )
     pretrained: bool = knob(True, "load pretrained weights (false: random weights, to train from scratch)")
     image_size: int | None = knob(None, "side of the square input in pixels (none: the backbone's own)")
+    feature_dim: int | None = knob(
+        None,
+        "project the features to so many dimensions, by a layer that is trained too: 2 to draw them (needs lora_r 0)",
+    )
     lora_r: int = knob(4, "rank of the LoRA adapters; 0 trains the whole backbone instead")
     lora_alpha: float | None = knob(None, "LoRA scale times lora_r (none: lora_r, so that the scale is 1)")
     lora_target_modules: str = knob(
@@ -106,6 +110,10 @@ class ModelConfig:
         between("lora_r", self.lora_r, 0, 1024)
         if self.lora_alpha is not None:
             above("lora_alpha", self.lora_alpha, 0)
+        if self.feature_dim is not None:
+            between("feature_dim", self.feature_dim, 1, 4096)
+            if self.lora_r > 0:
+                raise PassloraError("feature_dim adds a layer to the backbone, which must be trained: set --lora_r 0")
         if self.image_size is not None:
             between("image_size", self.image_size, 8, 4096)
         try:
@@ -139,6 +147,7 @@ class DataConfig:
     image_column: str | None = knob(None, "column of the images (none: found by type and name)")
     label_column: str | None = knob(None, "column of the labels (none: found by type and name)")
     test_fraction: float = knob(0.2, "share of each class held out for testing when there is no test split")
+    max_classes: int | None = knob(None, "use only the first so many classes of the dataset")
     max_train_per_class: int | None = knob(None, "use at most this many training images a class")
     max_test_per_class: int | None = knob(None, "use at most this many test images a class")
     crop_padding: int = knob(4, "small images: random crop after zero-padding by this many pixels (0: off)")
@@ -152,7 +161,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
             raise PassloraError(f"test_fraction must be between 0 and 1, got {self.test_fraction}")
-        for name in ("max_train_per_class", "max_test_per_class"):
+        for name in ("max_classes", "max_train_per_class", "max_test_per_class"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         at_least("crop_padding", self.crop_padding, 0)
@@ -302,6 +311,9 @@ class TrainingConfig:
     seeds: list[int] | None = knob(None, "run once a seed and report mean and standard deviation")
     class_order_seeds: list[int] | None = knob(None, "run once a class order and report mean and deviation")
     compare: list[Preset] = knob([], "presets to run beside, with the same data, seed and budget (none: no)")
+    measure_drift: bool = knob(
+        False, "after each task, hold the stored prototypes against their classes' true means (reads the old images)"
+    )
     report_to: Literal["none", "tensorboard", "wandb", "trackio"] = knob("none", "experiment tracker")
     push_to_hub: bool = knob(False, "upload the model to the Hugging Face Hub after each task: a commit and a tag")
     hub_model_id: str | None = knob(None, "where to: user/name (made if it does not exist)")

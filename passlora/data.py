@@ -74,6 +74,8 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     train, test, names = read_splits(config)
     if test is None:
         train, test = hold_out(train, config.test_fraction, seed)
+    names = names[: config.max_classes]
+    train, test = first_classes(train, len(names)), first_classes(test, len(names))
     train = at_most(train, config.max_train_per_class, seed)
     test = at_most(test, config.max_test_per_class, seed)
     if len(test) == 0:
@@ -382,6 +384,11 @@ class ChosenRows:
 
 def choose(split: Split, rows: np.ndarray) -> Split:
     return Split(ChosenRows(split.rows, rows), split.labels[rows])
+
+
+def first_classes(split: Split, count: int) -> Split:
+    rows = np.flatnonzero(split.labels < count)
+    return split if len(rows) == len(split) else choose(split, rows)
 
 
 def shuffled_by_class(split: Split, seed: int) -> Iterable[np.ndarray]:

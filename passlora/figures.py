@@ -82,33 +82,100 @@ def confusion_matrix(classes: list[str], confusion: Any, path: Path) -> None:
 
 
 def experiment(title: str, plot: str, cells: list[Any], path: Path) -> None:
-    """Cells of `passlora reproduce`: last accuracy as bars, the paper's beside it, or accuracy after each task."""
+    """Cells of `passlora reproduce` (reproduce.Cell): bars with the paper's beside, curves, or points on a plane."""
+    if plot == "plane":
+        plane(title, cells, path)
+        return
     columns = list(dict.fromkeys(cell.column for cell in cells))
-    figure = new_figure(6 if len(columns) == 1 else 4 * min(len(columns), 3), 3.8 * -(-len(columns) // 3))
-    grid = figure.subplots(-(-len(columns) // 3), min(len(columns), 3), squeeze=False).flatten()
+    across = min(len(columns), 3)
+    figure = new_figure(
+        6.5 if across == 1 else 4 * across, (5.2 if plot == "corruptions" else 3.8) * -(-len(columns) // 3)
+    )
+    grid = figure.subplots(-(-len(columns) // 3), across, squeeze=False).flatten()
+    draw = {"curves": draw_curves, "bars": draw_bars, "corruptions": draw_corruptions}[plot]
     for axes, column in zip(grid, columns, strict=False):
-        parts = [cell for cell in cells if cell.column == column]
-        metric = "last" if "last" in parts[0].values else next(iter(parts[0].values))
-        if plot == "curves":
-            for cell in parts:
-                axes.plot(list(accumulate(cell.sizes)), cell.stages, marker="o", label=cell.row)
-            axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)")
-            axes.legend()
-        else:
-            places = range(len(parts))
-            errors = [cell.deviations.get(metric, 0) for cell in parts]
-            axes.barh([p - 0.2 for p in places], [c.values[metric] for c in parts], 0.4, xerr=errors, label="measured")
-            known = [(p + 0.2, c.paper[metric]) for p, c in zip(places, parts, strict=True) if metric in c.paper]
-            if known:
-                axes.barh(
-                    [p for p, _ in known], [value for _, value in known], 0.4, label="paper, full setting", alpha=0.5
-                )
-                axes.legend()
-            axes.set_yticks(places, [cell.row for cell in parts])
-            axes.invert_yaxis()
-            axes.set(xlabel=f"{metric} (%)")
+        draw(axes, [cell for cell in cells if cell.column == column])
         axes.set_title(column if len(columns) > 1 else title, fontsize=10)
         axes.grid(alpha=0.3)
     for axes in grid[len(columns) :]:
         axes.remove()
+    save(figure, path)
+
+
+def draw_curves(axes: Any, cells: list[Any]) -> None:
+    """Accuracy after each task, a line a method."""
+    for cell in cells:
+        axes.plot(list(accumulate(cell.sizes)), cell.curves["accuracy"], marker="o", label=cell.row)
+    axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)")
+    axes.legend()
+
+
+def draw_bars(axes: Any, cells: list[Any]) -> None:
+    """The first metric of each method, and the paper's."""
+    metric = "last" if "last" in cells[0].values else next(iter(cells[0].values))
+    places = range(len(cells))
+    errors = [cell.deviations.get(metric, 0) for cell in cells]
+    axes.barh([p - 0.2 for p in places], [c.values[metric] for c in cells], 0.4, xerr=errors, label="measured")
+    known = [(p + 0.2, c.paper[metric]) for p, c in zip(places, cells, strict=True) if metric in c.paper]
+    if known:
+        axes.barh([p for p, _ in known], [value for _, value in known], 0.4, label="paper, full setting", alpha=0.5)
+        axes.legend()
+    axes.set_yticks(places, [cell.row for cell in cells])
+    axes.invert_yaxis()
+    if metric == "entries":
+        axes.set_xscale("log")
+    axes.set(xlabel=metric.replace("_", " ") if metric in UNITLESS else f"{metric.replace('_', ' ')} (%)")
+
+
+UNITLESS = ("entries", "train_seconds", "test_seconds")
+
+
+def draw_corruptions(axes: Any, cells: list[Any]) -> None:
+    """One method: a curve a corruption; several: a bar a corruption and method."""
+    if len(cells) == 1:
+        (cell,) = cells
+        colours = colour_map(len(cell.curves))
+        for i, (name, stages) in enumerate(cell.curves.items()):
+            style = {"color": "black", "linewidth": 2} if name == "clean" else {"color": colours(i), "linewidth": 1}
+            axes.plot(list(accumulate(cell.sizes)), stages, marker=".", label=name.replace("_", " "), **style)
+        axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)")
+        axes.legend(fontsize=6, ncols=2)
+        return
+    names = list(cells[0].values)
+    width = 0.8 / len(cells)
+    for i, cell in enumerate(cells):
+        places = [p + (i - (len(cells) - 1) / 2) * width for p in range(len(names))]
+        errors = [cell.deviations.get(name, 0) for name in names]
+        axes.barh(places, [cell.values[name] for name in names], width, xerr=errors, label=cell.row)
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.invert_yaxis()
+    axes.set(xlabel="average accuracy (%)")
+    axes.legend()
+
+
+def colour_map(count: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab20" if count > 10 else "tab10"]
+
+
+def plane(title: str, cells: list[Any], path: Path) -> None:
+    """Points by class: a row of panels a method, or methods side by side if each has one; novel ones are crosses."""
+    rows = [cell.points for cell in cells]
+    if all(len(row) == 1 for row in rows):
+        rows = [[row[0] for row in rows]]
+    figure = new_figure(2.9 * len(rows[0]), 2.9 * len(rows) + 0.3)
+    figure.suptitle(title, fontsize=10)
+    grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for line, panels in zip(grid, rows, strict=True):
+        for axes, panel in zip(line, panels, strict=True):
+            present = sorted(set(panel["classes"]))
+            colours = colour_map(len(present))
+            for i, label in enumerate(present):
+                places = [p for p, c in zip(panel["places"], panel["classes"], strict=True) if c == label]
+                novel = label >= panel.get("novel_from", len(present) + label)
+                style = {"marker": "x" if novel else "o", "s": 14 if novel else 8}
+                axes.scatter(*zip(*places, strict=True), color=colours(i), label=str(label), linewidths=0.8, **style)
+            axes.set_title(panel["title"], fontsize=8)
+            axes.tick_params(labelsize=6)
     save(figure, path)

@@ -17,12 +17,14 @@ from .environment import is_first_process
 from .errors import PassloraError
 from .flags import add_flags, chosen_flags, describe
 from .manifest import AUGMENTATION, BUDGET, LEARN_BUDGET, MANIFEST, read_manifest
-from .report import table
+from .report import confusion_csv, table
 
 BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))
 DATA = tuple(name for name, knob in FIELDS.items() if knob.group == "data" and name != "dataset_name")
 READING = tuple(
-    name for name in DATA if name not in (*AUGMENTATION, "test_fraction", "max_train_per_class", "max_test_per_class")
+    name
+    for name in DATA
+    if name not in (*AUGMENTATION, "test_fraction", "max_classes", "max_train_per_class", "max_test_per_class")
 )
 NEW_MODEL = {name: f"{describe(value)} for a new model, else as before" for name, value in LEARN_BUDGET.items()}
 TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "save_epochs", "save_steps", "seed")
@@ -272,17 +274,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
     print(f"saved in {out}: confusion_matrix.csv, confusion_matrix.png")
     return 0
-
-
-def confusion_csv(classes: list[str], confusion: Any) -> str:
-    """Rows are true classes, columns predicted ones."""
-    import io
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["true \\ predicted", *classes])
-    writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
-    return text.getvalue()
 
 
 def rollback(arguments: argparse.Namespace) -> int:

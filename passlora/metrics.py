@@ -12,6 +12,7 @@ import numpy as np
 from .scenario import Scenario
 
 CALIBRATION_BINS = 15
+PER_TASK = ("bias", "drift", "train_seconds", "test_seconds")  # lists in results.json beside the accuracies
 
 Matrix = list[list[float | None]]  # [task learnt][task tested]; None where the tested task is not learnt yet
 
@@ -65,12 +66,29 @@ def forgetting(matrix: Sequence[Sequence[float | None]], task: int | None = None
     return fmean(drops) if drops else 0.0
 
 
+def newest(matrix: Sequence[Sequence[float | None]]) -> float:
+    """Accuracy on a task's classes right after it was learnt, mean over the tasks after the first."""
+    own = [value for task, row in enumerate(matrix) if (value := row[task]) is not None]
+    return fmean(own[1:] or own)
+
+
+def bias(confusion: np.ndarray, scenario: Scenario, task: int) -> tuple[float, float] | None:
+    """Share of old classes' images that are taken for a class of `task`, and the reverse; None for the first task."""
+    new = scenario.classes(task).start
+    if new == 0:
+        return None
+    old_as_new = confusion[:new, new:].sum() / confusion[:new].sum()
+    new_as_old = confusion[new:, :new].sum() / confusion[new:].sum()
+    return 100.0 * float(old_as_new), 100.0 * float(new_as_old)
+
+
 def summary(matrix: Matrix, stage_accuracy: Sequence[float]) -> dict[str, Any]:
-    """The numbers of a run: `last`, `avg` over stages (the first included), `forgetting` at the end."""
+    """The numbers of a run: `last`, `avg` over stages (the first included), `forgetting` at the end, `newest`."""
     return {
         "last": stage_accuracy[-1],
         "avg": fmean(stage_accuracy),
         "forgetting": forgetting(matrix),
+        "newest": newest(matrix),
         "stage_accuracy": list(stage_accuracy),
         "accuracy_matrix": [list(row) for row in matrix],
     }
@@ -82,7 +100,9 @@ def trim(results: dict[str, Any], tasks: int) -> dict[str, Any]:
         mode: summary([row[:] for row in part["accuracy_matrix"][:tasks]], part["stage_accuracy"][:tasks])
         for mode, part in results["inference_modes"].items()
     }
-    known = {name: value for name, value in results.items() if name != "ece"}
+    known = {name: value for name, value in results.items() if name not in ("ece", "calibration")}
+    for name in set(known) & set(PER_TASK):
+        known[name] = known[name][:tasks]
     return {**known, **modes[results["inference"]], "inference_modes": modes, "finished": False, "compare": {}}
 
 
@@ -93,7 +113,7 @@ def over_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
     result: dict[str, Any] = {"std": {}}
-    for name in ("last", "avg", "forgetting"):
+    for name in ("last", "avg", "forgetting", "newest"):
         result[name], result["std"][name] = both([run[name] for run in runs])
     stages = [both(values) for values in zip(*(run["stage_accuracy"] for run in runs), strict=True)]
     result["stage_accuracy"] = [mean for mean, _ in stages]

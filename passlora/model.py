@@ -34,7 +34,15 @@ from .scenario import Scenario
 # Of a whole configuration, what says nothing of one lesson: the other tasks, and comparisons of runs.
 NO_PART_OF_A_LESSON = (
     *(name for name, knob in FIELDS.items() if knob.group == "scenario"),
-    *("seeds", "class_order_seeds", "compare", "test_fraction", "max_train_per_class", "max_test_per_class"),
+    *(
+        "seeds",
+        "class_order_seeds",
+        "compare",
+        "test_fraction",
+        "max_classes",
+        "max_train_per_class",
+        "max_test_per_class",
+    ),
 )
 
 
@@ -362,6 +370,8 @@ class PassLora:
             raise PassloraError(f"format must be timm or transformers, got {format!r}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise PassloraError(f"{out} exists already: choose another folder")
+        if self.learner.config.model.feature_dim is not None:
+            raise PassloraError("a backbone with a feature_dim of its own cannot be merged")
         if not self.learner.accelerator.is_main_process:
             return
         with store.new_folder(out) as folder:

@@ -8,19 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .corruptions import CORRUPTIONS
+
 Settings = dict[str, Any]
 Figures = dict[str, dict[str, float]]  # column -> metric -> value
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method: its switches, or an inference mode of another row's run."""
+    """A method: its switches, and the inference mode to read of its run (its own if none is named)."""
 
     name: str
     settings: Settings = field(default_factory=dict)
     paper: Figures = field(default_factory=dict)
-    mode: str | None = None  # read this inference mode of ...
-    source: str = ""  # ... the row of this name
+    mode: str | None = None
+    exemplars: int = 0  # images a class that a method keeps, for a row that only counts them
 
     @property
     def folder(self) -> str:
@@ -34,7 +36,9 @@ class Experiment:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     metrics: tuple[str, ...] = ("last", "avg")
-    plot: Literal["bars", "curves"] = "bars"
+    plot: Literal["bars", "curves", "plane", "corruptions"] = "bars"
+    measure: str = "results"  # where a cell's numbers come from: a function of measures.py
+    mini: Settings = field(default_factory=dict)  # what `--scale mini` needs beside MINI
 
     @property
     def mini_column(self) -> str:
@@ -47,11 +51,12 @@ class Experiment:
 MINI: Settings = {
     "model_name_or_path": "passlora/vit-mini",
     "dataset_name": "uoft-cs/cifar100",
+    "max_classes": 50,
     "max_train_per_class": 50,
-    "max_test_per_class": 50,
-    "num_tasks": 10,
-    "num_train_epochs": 5,
-    "lr_milestones": [3],
+    "max_test_per_class": 20,
+    "num_tasks": 5,
+    "num_train_epochs": 3,
+    "lr_milestones": [2],
     "per_device_train_batch_size": 8,
     "learning_rate": 0.005,
 }
@@ -75,6 +80,7 @@ RESNET: Settings = {
     "weight_decay": 0.0002,
 }
 DATASETS: dict[str, Settings] = {
+    "CIFAR-10": {"dataset_name": "uoft-cs/cifar10", "image_size": 32, "temperature": 0.1},
     "CIFAR-100": {"dataset_name": "uoft-cs/cifar100", "image_size": 32, "temperature": 0.1},
     "TinyImageNet": {"dataset_name": "zh-plus/tiny-imagenet", "image_size": 64, "temperature": 0.1},
     "ImageNet-Subset": {"dataset_name": "clane9/imagenet-100", "image_size": 224},
@@ -99,6 +105,18 @@ COLUMNS: dict[str, Settings] = {
         f"{dataset} equal T=5": {**RESNET, **DATASETS[dataset], "protocol": "equal", "num_tasks": 5}
         for dataset in ("CIFAR-100", "TinyImageNet", "ImageNet-Subset")
     },
+    **{
+        f"{name} base {base}": {
+            **RESNET,
+            **DATASETS[name],
+            "num_tasks": 1,
+            "max_classes": base,
+            "class_order_seed": None,
+        }
+        for name, base in (("CIFAR-10", 4), ("CIFAR-100", 40))
+    },
+    **{name: {**RESNET, **settings, "num_tasks": 1} for name, settings in DATASETS.items() if name != "CIFAR-10"},
+    "MNIST": {**RESNET, "dataset_name": "ylecun/mnist", "image_size": 32, "task_sizes": [4, 2, 2, 2], "feature_dim": 2},
     "DeiT CIFAR-100 T=10": {**DEIT, "dataset_name": "uoft-cs/cifar100", "num_tasks": 10},
     "DeiT TinyImageNet T=5": {**DEIT, "dataset_name": "zh-plus/tiny-imagenet", "num_tasks": 5},
     "DeiT TinyImageNet T=10": {**DEIT, "dataset_name": "zh-plus/tiny-imagenet", "num_tasks": 10},
@@ -121,6 +139,13 @@ TABLE_6 = ("DeiT CIFAR-100 T=10", "DeiT TinyImageNet T=5", "DeiT TinyImageNet T=
 TABLE_7 = tuple(f"{d} T={t}" for d in ("CIFAR-100", "TinyImageNet") for t in (5, 10, 20))
 TABLE_8 = tuple(f"{d} equal T=5" for d in ("CIFAR-100", "TinyImageNet", "ImageNet-Subset"))
 CIFAR = ("CIFAR-100 T=10",)
+ZERO_COST = ("CIFAR-100 base 40", "CIFAR-10 base 4")
+FIVE = ("old_all", "old_old", "new_all", "new_new", "all")
+MEMORY = ("CIFAR-100", "TinyImageNet", "ImageNet-Subset", "ImageNet-Full")
+TIMES = tuple(f"{d} T=10" for d in ("CIFAR-100", "TinyImageNet", "ImageNet-Subset"))
+SECONDS = ("train_seconds", "test_seconds")
+JOINT: Settings = {"preset": "finetune", "protocol": "equal", "num_tasks": 1}  # all classes at once: the upper bound
+BEFORE_SST: Settings = {"preset": "lwf-kd", "proto_aug": "explicit"}
 AVG_LAST, LAST_AVG = ("avg", "last"), ("last", "avg")
 
 
@@ -131,7 +156,31 @@ def ablation(name: str, settings: Settings, last: tuple[float, ...], forgetting:
     return Row(name, settings, figures)
 
 
+CURVES = (Row("LwF-MC", {"preset": "lwf-mc"}), Row("PASS", {"preset": "pass"}), Row("PASS++"))
+
 EXPERIMENTS: dict[str, Experiment] = {
+    "table-1": Experiment(
+        "Table 1: zero-cost class-incremental learning",
+        "A network learns the base classes alone, with or without rotations (SST). Then every class, also those it "
+        "never trained on, gets its mean feature, and the nearest mean decides: old (base) and new classes among all, "
+        "or among their own kind.",
+        ZERO_COST,
+        (
+            Row(
+                "without SST",
+                {"preset": "finetune"},
+                published(ZERO_COST, FIVE, 66.40, 76.60, 31.00, 40.57, 45.16, 86.75, 96.20, 24.86, 36.43, 49.62),
+            ),
+            Row(
+                "with SST",
+                {"preset": "pass"},
+                published(ZERO_COST, FIVE, 65.64, 80.55, 46.93, 52.11, 54.42, 89.25, 96.85, 38.40, 44.38, 58.74),
+            ),
+        ),
+        FIVE,
+        measure="zero_cost",
+        mini={"num_tasks": 1, "max_classes": 20},
+    ),
     "table-2": Experiment(
         "Table 2: ResNet-18 from scratch",
         "Half of the classes first, then T equal tasks.",
@@ -279,7 +328,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             Row("PASS++", {}, published(TABLE_6, LAST_AVG, 72.12, 82.14, 66.72, 75.61, 64.44, 74.84)),
             Row(
                 "joint",
-                {"preset": "finetune", "num_tasks": 1},
+                JOINT,
                 published(TABLE_6, LAST_AVG, 82.76, 87.20, 72.52, 77.03, 72.52, 77.03),
             ),
         ),
@@ -292,7 +341,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             ablation("KD only", {"preset": "lwf-kd"}, (17.15, 8.46, 8.57, 9.71, 6.53, 6.60), None),
             ablation(
                 "+ protoAug",
-                {"preset": "lwf-kd", "proto_aug": "explicit"},
+                BEFORE_SST,
                 (50.19, 39.80, 38.61, 33.11, 26.52, 20.97),
                 (28.72, 35.70, 40.59, 20.96, 35.33, 43.91),
             ),
@@ -315,11 +364,10 @@ EXPERIMENTS: dict[str, Experiment] = {
                     )
                 },
                 mode="single",
-                source="+ ensemble",
             ),
             ablation(
                 "+ ensemble",
-                {"extra_inference": ["single"]},
+                {},
                 (59.87, 57.69, 53.43, 46.93, 46.66, 40.53),
                 (23.98, 23.00, 25.42, 21.24, 21.02, 16.61),
             ),
@@ -332,16 +380,118 @@ EXPERIMENTS: dict[str, Experiment] = {
         TABLE_8,
         (Row("PASS++", {}, published(TABLE_8, LAST_AVG, 52.21, 65.15, 37.19, 49.32, 48.75, 63.95)),),
     ),
+    "table-9": Experiment(
+        "Table 9: seconds with and without rotations",
+        "Training a task for one epoch, its prototypes included (mean over the tasks after the first), and testing all "
+        "classes at the end, with one view and with four. The paper's seconds are of its own machine; ratios compare.",
+        TIMES,
+        (
+            Row(
+                "without SST",
+                {**BEFORE_SST, "num_train_epochs": 1, "lr_milestones": [1]},
+                published(TIMES, SECONDS, 21.95, 3.85, 46.80, 8.06, 102.35, 13.15),
+            ),
+            Row(
+                "with SST",
+                {"num_train_epochs": 1, "lr_milestones": [1]},
+                published(TIMES, SECONDS, 29.28, 6.17, 72.14, 16.02, 156.93, 22.94),
+            ),
+        ),
+        SECONDS,
+    ),
+    "table-10": Experiment(
+        "Table 10: numbers kept of old classes",
+        "What the methods store for all classes of a dataset: pixels of exemplars, or prototypes with one radius, with "
+        "variances, or with matrices; counted on the objects that a run saves, without running one.",
+        MEMORY,
+        (
+            Row(
+                "20 images a class", {}, published(MEMORY, ("entries",), 6.1e6, 49.2e6, 301.1e6, 3010.6e6), exemplars=20
+            ),
+            Row(
+                "10 images a class", {}, published(MEMORY, ("entries",), 3.0e6, 24.6e6, 150.5e6, 1505.3e6), exemplars=10
+            ),
+            Row(
+                "prototypes and variances",
+                {"preset": "pass", "covariance": "diag"},
+                published(MEMORY, ("entries",), 0.1e6, 0.2e6, 0.1e6, 1.0e6),
+            ),
+            Row(
+                "prototypes and radius",
+                {"preset": "pass"},
+                published(MEMORY, ("entries",), 50e3, 0.1e6, 50e3, 0.5e6),
+            ),
+            Row("a prototype a rotation (PASS++)", {}),
+        ),
+        ("entries",),
+        measure="memory",
+        mini={"num_tasks": 1},
+    ),
     "table-a2": Experiment(
         "Multi-view ensemble against vanilla ensemble",
         "One run, read in three ways: the upright view, every rotation on the upright nodes (vanilla), and every "
         "rotation on its own nodes.",
         CIFAR,
         (
-            Row("one view", {}, {CIFAR[0]: {"last": 55.26}}, mode="single", source="multi-view ensemble"),
-            Row("vanilla ensemble", {}, {CIFAR[0]: {"last": 44.69}}, mode="vanilla", source="multi-view ensemble"),
-            Row("multi-view ensemble", {"extra_inference": ["single", "vanilla"]}, {CIFAR[0]: {"last": 57.69}}),
+            Row("one view", {}, {CIFAR[0]: {"last": 55.26}}, mode="single"),
+            Row("vanilla ensemble", {}, {CIFAR[0]: {"last": 44.69}}, mode="vanilla"),
+            Row("multi-view ensemble", {}, {CIFAR[0]: {"last": 57.69}}),
         ),
+        plot="curves",
+    ),
+    "fig-4": Experiment(
+        "Figure 4: ten classes on a plane",
+        "Features of two dimensions, phase by phase: fine-tuning, LwF, LwF-MC and prototype augmentation, all without "
+        "rotations.",
+        ("MNIST",),
+        (
+            Row("finetune", {"preset": "finetune"}),
+            Row("LwF", {"preset": "lwf"}),
+            Row("LwF-MC", {"preset": "lwf-mc"}),
+            Row("protoAug", BEFORE_SST),
+        ),
+        ("last", "forgetting"),
+        plot="plane",
+        measure="plane",
+        mini={
+            "dataset_name": "digits",
+            "lora_r": 0,
+            "feature_dim": 2,
+            "learning_rate": 0.0005,
+            "num_tasks": None,
+            "task_sizes": [4, 2, 2, 2],
+            "max_classes": None,
+            "max_train_per_class": None,
+            "max_test_per_class": None,
+            "crop_padding": 0,
+            "horizontal_flip": False,
+            "num_train_epochs": 6,
+            "lr_milestones": [4],
+        },
+    ),
+    "fig-5": Experiment(
+        "Figure 5: base and novel classes with and without rotations",
+        "t-SNE of test features of five base and five novel classes, from the networks of Table 1 (base classes as "
+        "dots, novel ones as crosses); the silhouette (-100 to 100) says how well classes are apart before t-SNE.",
+        ("CIFAR-100 base 40",),
+        (Row("without SST", {"preset": "finetune"}), Row("with SST", {"preset": "pass"})),
+        ("silhouette_base", "silhouette_novel"),
+        plot="plane",
+        measure="tsne",
+        mini={"num_tasks": 1, "max_classes": 20},
+    ),
+    "fig-6": Experiment(
+        "Figure 6: accuracy after each task, CIFAR-100",
+        "The runs of Table 2.",
+        tuple(f"CIFAR-100 T={t}" for t in (5, 10, 20)),
+        CURVES,
+        plot="curves",
+    ),
+    "fig-7": Experiment(
+        "Figure 7: accuracy after each task, ImageNet-Subset",
+        "The runs of Table 2.",
+        tuple(f"ImageNet-Subset T={t}" for t in (5, 10, 20)),
+        CURVES,
         plot="curves",
     ),
     "fig-8-alpha": Experiment(
@@ -363,7 +513,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Sampled features against the upper bound of infinitely many (Eq. 10).",
         CIFAR,
         (Row("explicit", {}), Row("implicit", {"proto_aug": "implicit"})),
-        ("last", "avg", "forgetting"),
+        ("last", "avg", "forgetting", "newest"),
         plot="curves",
     ),
     "fig-100": Experiment(
@@ -375,11 +525,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fig-10": Experiment(
         "Figure 10: hard against soft labels of hard features",
-        "The label of a prototype mixed with a new feature: the old class, or both.",
+        "The label of a prototype mixed with a new feature: the old class, or both; and how well the last model's "
+        "confidence fits its accuracy (ECE, lower is better), against joint training.",
         CIFAR,
-        (Row("hard label", {}), Row("soft label", {"hard_label": "soft"})),
-        ("last", "avg", "forgetting"),
-        plot="curves",
+        (
+            Row("hard label", {}),
+            Row("soft label", {"hard_label": "soft"}),
+            Row("joint training", JOINT),
+        ),
+        ("last", "avg", "forgetting", "ece"),
     ),
     "fig-12": Experiment(
         "Figure 12: against nearest means on a frozen extractor",
@@ -399,5 +553,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         tuple(Row(form, {"proto_aug": "implicit", "covariance": form}) for form in ("radius", "diag", "full")),
         ("last", "avg", "forgetting"),
         plot="curves",
+    ),
+    "fig-15": Experiment(
+        "Figure 15: PASS++ on damaged images, after each task",
+        "Accuracy over all classes seen, on the test images under 15 corruptions of severity 1.",
+        CIFAR,
+        (Row("PASS++"),),
+        ("clean", "mean", *CORRUPTIONS),
+        plot="corruptions",
+        measure="robustness",
+    ),
+    "fig-16": Experiment(
+        "Figure 16: average accuracy on damaged images",
+        "Mean over tasks of the accuracy over all classes seen, under 15 corruptions of severity 1. In its text "
+        "the paper quotes a method with exemplars (DER): 66.73 clean, 47.79 with Gaussian noise.",
+        CIFAR,
+        (Row("PASS", {"preset": "pass"}), Row("PASS++")),
+        ("clean", "mean", *CORRUPTIONS),
+        plot="corruptions",
+        measure="robustness",
     ),
 }

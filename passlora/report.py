@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
 
@@ -60,3 +62,12 @@ def matrix_csv(results: dict[str, Any]) -> str:
         cells = ["" if value is None else f"{value:.4f}" for value in values]
         lines.append(",".join([str(task), *cells, f"{results['stage_accuracy'][task]:.4f}"]))
     return "\n".join(lines) + "\n"
+
+
+def confusion_csv(classes: list[str], confusion: Any) -> str:
+    """Rows are true classes, columns predicted ones."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["true \\ predicted", *classes])
+    writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
+    return text.getvalue()

@@ -1,38 +1,46 @@
-"""The paper's tables and figures that are sets of runs: running them, and the page that compares with the paper.
+"""The paper's tables and figures: running what they need, and the page that compares with the paper.
 
-An experiment is data: rows (methods) by columns (protocols). Each cell is an ordinary run in a folder of its own, so an
-experiment goes on where it stopped. `--scale mini` runs every row on one small protocol instead of the paper's.
+An experiment is data: rows (methods) by columns (protocols). Each cell is an ordinary run a seed, in a folder that all
+experiments share: what one of them has run, no other runs again, and each goes on where it stopped.
+`--scale mini` runs every row on one small protocol instead of the paper's.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from . import store
-from .config import Config
+from .config import Config, is_local
+from .environment import is_first_process
 from .errors import PassloraError, nearest
 from .paper import COLUMNS, EXPERIMENTS, MINI, Experiment, Row
 
-SEEDS = {"full": [0, 1, 2], "mini": [0, 1, 2]}
+SEEDS = [0, 1, 2]
+RUN_WITH = ("output_dir", "overwrite_output_dir", "dataloader_num_workers", "report_to", "save_steps", "save_epochs")
+WITHOUT_RUNS = ("memory",)
 Say = Callable[[str], None]
 
 
 @dataclass
 class Cell:
-    """One run: its mean numbers over seeds, their deviation, and the paper's."""
+    """A method on a protocol: mean numbers over seeds, their deviation, the paper's, and what a picture needs."""
 
     row: str
     column: str
     values: dict[str, float] = field(default_factory=dict)
     deviations: dict[str, float] = field(default_factory=dict)
     paper: dict[str, float] = field(default_factory=dict)
-    stages: list[float] = field(default_factory=list)
+    curves: dict[str, list[float]] = field(default_factory=dict)  # means over seeds, a value a task
     sizes: list[int] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)  # of the first seed: a picture's panels
 
 
 def find(name: str) -> Experiment:
@@ -41,58 +49,81 @@ def find(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def configurations(name: str, scale: str, overrides: Mapping[str, Any], folder: Path) -> dict[tuple[str, str], Config]:
-    """The configuration of every cell, checked before the first one is run."""
-    experiment = find(name)
-    columns = {"mini": MINI} if scale == "mini" else {column: COLUMNS[column] for column in experiment.columns}
-    return {
-        (row.name, column): Config.make(
-            **{
-                **base,
-                **row.settings,
-                "seeds": SEEDS[scale],
-                **overrides,
-                "output_dir": str(folder / name / scale / column / row.folder),
+def configurations(
+    name: str, scale: str, overrides: Mapping[str, Any], folder: Path
+) -> dict[tuple[str, str], dict[int, Config]]:
+    """For every cell the configuration of each seed; all checked before the first one is run."""
+    experiment, changes = find(name), dict(overrides)
+    seeds = Config.make(num_tasks=1, seeds=changes.pop("seeds", SEEDS)).training.seeds or [0]
+    if scale == "mini":
+        columns = {"mini": {**MINI, **experiment.mini}}
+    else:
+        columns = {column: COLUMNS[column] for column in experiment.columns}
+    cells: dict[tuple[str, str], dict[int, Config]] = {}
+    for column, base in columns.items():
+        for row in experiment.rows:
+            common = Config.make(**{**base, **changes, **row.settings})  # what makes the row stays the row's
+            if common.method.classifier == "head":  # all ways to read a run at once, so that experiments can share it
+                common = common.but(extra_inference=["single", *(["vanilla"] if common.method.sst else []), "ncm"])
+            cells[row.name, column] = {
+                seed: common.but(seed=seed, output_dir=str(run_folder(folder, common) / f"seed_{seed}"))
+                for seed in seeds
             }
-        )
-        for column, base in columns.items()
-        for row in experiment.rows
-        if row.mode is None
-    }
+    return cells
+
+
+def run_folder(folder: Path, config: Config) -> Path:
+    """One a configuration, whatever experiment asks for it."""
+    flat = {key: value for key, value in config.flat().items() if key not in (*RUN_WITH, "seed")}
+    if is_local(flat["dataset_name"]):
+        flat["dataset_name"] = str(Path(flat["dataset_name"]).expanduser().resolve())
+    digest = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:10]
+    return folder / "runs" / f"{config.method.preset}-{digest}"
 
 
 def reproduce(name: str, scale: str, overrides: Mapping[str, Any], folder: Path, say: Say = print) -> list[Cell]:
     """Run what is not done yet, and write the experiment's table and picture."""
+    from . import measures
     from .run import train
 
-    experiment = find(name)
+    experiment, cells = find(name), []
     configs = configurations(name, scale, overrides, folder)
-    results: dict[tuple[str, str], dict[str, Any]] = {}
-    for i, (key, config) in enumerate(configs.items(), start=1):
-        say(f"== {name}, run {i} of {len(configs)}: {', '.join(key)} ==")
-        results[key] = train(config, say)
-    cells = []
-    for column in dict.fromkeys(column for _, column in configs):
-        for row in experiment.rows:
-            source = row.name if row.mode is None else row.source
-            cells.append(cell(experiment, row, column, results[source, column], scale))
-    write(experiment, name, cells, folder / name / scale, scale)
+    say = say if is_first_process() else lambda message: None
+    total, done = sum(map(len, configs.values())), 0
+    for (row_name, column), by_seed in configs.items():
+        row = next(row for row in experiment.rows if row.name == row_name)
+        parts = []
+        for seed, config in by_seed.items():
+            done += 1
+            if experiment.measure not in WITHOUT_RUNS:
+                say(f"== {name}, run {done} of {total}: {row_name}, {column}, seed {seed} ==")
+                train(config, say)
+            kept = folder / name / scale / column / row.folder / f"seed_{seed}.json"
+            parts.append(measures.measure(experiment.measure, row, config, scale, kept))
+        cells.append(cell(experiment, row, column, parts, scale))
+    if is_first_process():
+        write(experiment, name, cells, folder / name / scale, scale)
     say(f"\n{as_text(experiment, cells)}\n\nsaved in {folder / name / scale}: {name}.md, .csv, .png and .svg")
     return cells
 
 
-def cell(experiment: Experiment, row: Row, column: str, results: dict[str, Any], scale: str) -> Cell:
-    part = results if row.mode is None else results["inference_modes"][row.mode]
-    spread = part.get("std", {})
+def cell(experiment: Experiment, row: Row, column: str, parts: list[dict[str, Any]], scale: str) -> Cell:
+    """Means over seeds of what was measured."""
     paper_column = experiment.mini_column if scale == "mini" else column
+    values = {metric: [part["values"][metric] for part in parts] for metric in experiment.metrics}
+    curves = {
+        name: [fmean(stage) for stage in zip(*(part["curves"][name] for part in parts), strict=True)]
+        for name in parts[0].get("curves", {})
+    }
     return Cell(
         row.name,
         column,
-        {metric: part[metric] for metric in experiment.metrics if metric in part},
-        {metric: spread[metric] for metric in experiment.metrics if metric in spread},
+        {metric: fmean(numbers) for metric, numbers in values.items()},
+        {metric: stdev(numbers) for metric, numbers in values.items() if len(numbers) > 1},
         dict(row.paper.get(paper_column, {})),
-        list(part["stage_accuracy"]),
-        list(results["task_sizes"]),
+        curves,
+        parts[0].get("sizes", []),
+        parts[0].get("points", []),
     )
 
 
@@ -107,10 +138,8 @@ def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, sc
     writer.writerow(["method", "protocol", "metric", "measured", "deviation", "paper"])
     for part in cells:
         for metric, value in part.values.items():
-            paper = part.paper.get(metric, "")
-            writer.writerow(
-                [part.row, part.column, metric, f"{value:.4f}", f"{part.deviations.get(metric, 0):.4f}", paper]
-            )
+            deviation = f"{part.deviations[metric]:.4f}" if metric in part.deviations else ""
+            writer.writerow([part.row, part.column, metric, f"{value:.4f}", deviation, part.paper.get(metric, "")])
     store.write_text(folder / f"{name}.csv", text.getvalue())
     store.write_text(folder / f"{name}.md", as_markdown(experiment, name, cells, scale))
     for suffix in ("png", "svg"):
@@ -118,7 +147,7 @@ def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, sc
 
 
 def table_rows(experiment: Experiment, cells: list[Cell]) -> list[list[str]]:
-    """A method a row, a metric a column, the paper's figure in brackets beside it."""
+    """A method a row, a metric a column, the paper's figure in brackets beside it; many metrics stand on end."""
     columns = list(dict.fromkeys(part.column for part in cells))
     several = len(columns) > 1
     head = [f"{column} {metric}" if several else metric for column in columns for metric in experiment.metrics]
@@ -129,15 +158,16 @@ def table_rows(experiment: Experiment, cells: list[Cell]) -> list[list[str]]:
             part = next(c for c in cells if (c.row, c.column) == (row.name, column))
             line += [shown(part, metric) for metric in experiment.metrics]
         rows.append(line)
-    return rows
+    return [list(line) for line in zip(*rows, strict=True)] if len(experiment.metrics) > 8 else rows
 
 
 def shown(part: Cell, metric: str) -> str:
-    if metric not in part.values:
-        return ""
-    deviation = f" +- {part.deviations[metric]:.1f}" if metric in part.deviations else ""
-    paper = f" ({part.paper[metric]:.1f})" if metric in part.paper else ""
-    return f"{part.values[metric]:.1f}{deviation}{paper}"
+    def number(value: float) -> str:
+        return f"{value:,.0f}" if metric == "entries" else f"{value:.1f}"
+
+    deviation = f" +- {part.deviations[metric]:.1f}" if part.deviations.get(metric) else ""
+    paper = f" ({number(part.paper[metric])})" if metric in part.paper else ""
+    return f"{number(part.values[metric])}{deviation}{paper}"
 
 
 def as_text(experiment: Experiment, cells: list[Cell]) -> str:

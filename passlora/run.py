@@ -19,6 +19,7 @@ from accelerate.utils import ProjectConfiguration
 
 from . import __version__, figures, metrics, store
 from .baselines import make_classifier
+from .baselines.ncm import class_means
 from .batches import Images
 from .card import write_card
 from .config import Config, is_local, without_data_path
@@ -28,7 +29,7 @@ from .hub import Uploads
 from .learner import EpochLog, Learner, TaskData, tally
 from .manifest import MANIFEST, Manifest, TaskEntry, now, read_manifest, settings_of
 from .metrics import CALIBRATION_BINS
-from .report import final_table, matrix_csv, seeds_table
+from .report import confusion_csv, final_table, matrix_csv, seeds_table
 from .scenario import Scenario, make_scenario
 
 Say = Callable[[str], None]
@@ -195,8 +196,12 @@ class Stream:
             train, test = self.data(task, learner.network.backbone.image_size, config)
             label = f"{name} task {task} of 0-{self.scenario.num_tasks - 1}"
             learner.learn(train, self.scenario.task_sizes[task], log, self.saver(folder), checkpoint, label)
-            checkpoint = None
-            record.add(learner.evaluate(test, config.method.inference_modes), self.scenario, task)
+            checkpoint, trained = None, time.perf_counter()
+            evaluations = learner.evaluate(test, config.method.inference_modes)
+            record.add(evaluations, self.scenario, task)
+            record.note(train_seconds=round(trained - began, 2), test_seconds=round(time.perf_counter() - trained, 2))
+            if config.training.measure_drift:
+                record.note(drift=self.drift(learner, task))
             record.results |= self.about(config, name, time.perf_counter() - start, task)
             record.results |= {
                 "prototype_entries": learner.memory.num_entries,
@@ -206,6 +211,10 @@ class Stream:
                 manifest.tasks.append(self.entry(task, record.results))
                 store.write_json(folder / store.RESULTS, record.results)
                 store.write_text(folder / store.MATRIX, matrix_csv(record.results))
+                confusion = evaluations[config.method.inference].confusion
+                store.write_text(
+                    folder / store.CONFUSION, confusion_csv(record.results["classes"][: len(confusion)], confusion)
+                )
                 write_card(folder, manifest)
                 store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
             self.say(f"{label}: {record.describe(self.scenario, task)}, {time.perf_counter() - began:.0f} s")
@@ -245,13 +254,30 @@ class Stream:
             known = truth < seen
             confusion, bins = torch.zeros(seen, seen, dtype=torch.int64), torch.zeros(CALIBRATION_BINS, 3)
             tally(classifier.scores(z_test[known]), truth[known], confusion, bins)
-            record.add({mode: metrics.Evaluation(confusion.numpy(), bins.double().numpy())}, self.scenario, task)
+            evaluation = metrics.Evaluation(confusion.numpy(), bins.double().numpy())
+            record.add({mode: evaluation}, self.scenario, task)
         self.say(f"{name}: {record.describe(self.scenario, last)}")
         record.results |= self.about(config, name, time.perf_counter() - start, last)
         if self.accelerator.is_main_process:
             store.write_text(folder / store.MATRIX, matrix_csv(record.results))
+            text = confusion_csv(record.results["classes"], evaluation.confusion)
+            store.write_text(folder / store.CONFUSION, text)
             store.write_json(folder / store.RESULTS, record.results)
         return record.results
+
+    def drift(self, learner: Learner, task: int) -> list[float]:
+        """How far the true class means have moved from the stored ones, a mean a task, in units of a class's spread.
+
+        For analysis alone: it reads the images of old classes, which learning never does.
+        """
+        images = self.images[0] if self.images else None
+        assert images is not None
+        seen = np.flatnonzero(self.train_classes < self.scenario.seen(task))
+        z, classes = learner.features(TaskData(images, seen, self.train_classes))
+        moved = (class_means(z, classes) - learner.memory.class_means().cpu()).norm(dim=1)
+        spread = learner.memory.radius * learner.memory.dim**0.5
+        parts = [moved[part.start : part.stop] for part in map(self.scenario.classes, range(task + 1))]
+        return [float(part.mean()) / spread if spread else 0.0 for part in parts]
 
     def about(self, config: Config, name: str, seconds: float, task: int) -> dict[str, Any]:
         """What results.json says beside the numbers."""
@@ -263,6 +289,7 @@ class Stream:
             "task_sizes": list(self.scenario.task_sizes),
             "classes": [self.dataset.class_names[label] for label in self.scenario.class_order],
             "version": __version__,
+            "epochs": config.training.num_train_epochs,
             "compare": {},
         }
 
@@ -296,6 +323,8 @@ class Record:
         self.stages: dict[str, list[float]] = {m: parts[m]["stage_accuracy"] if m in parts else [] for m in modes}
         for mode in modes:  # a task whose manifest was not written is learnt again
             del self.matrices[mode][tasks_done:], self.stages[mode][tasks_done:]
+        for name in set(metrics.PER_TASK) & set(results):
+            del results[name][tasks_done:]
 
     @classmethod
     def read(cls, folder: Path, modes: list[str]) -> Record:
@@ -314,8 +343,15 @@ class Record:
             self.stages[mode].append(metrics.accuracy(evaluation.confusion, range(scenario.seen(task))))
         summaries = {mode: metrics.summary(self.matrices[mode], self.stages[mode]) for mode in self.modes}
         main = self.modes[0]
-        ece = evaluations[main].calibration_error
-        self.results |= {**summaries[main], "ece": ece, "inference": main, "inference_modes": summaries}
+        ece, bins = evaluations[main].calibration_error, evaluations[main].bins.tolist()
+        self.results |= {**summaries[main], "ece": ece, "calibration": bins}
+        self.results |= {"inference": main, "inference_modes": summaries}
+        self.note(bias=metrics.bias(evaluations[main].confusion, scenario, task))
+
+    def note(self, **values: Any) -> None:
+        """Add a task's value to lists of metrics.PER_TASK."""
+        for name, value in values.items():
+            self.results.setdefault(name, []).append(value)
 
     def describe(self, scenario: Scenario, task: int) -> str:
         shown = ", ".join(f"{values[-1]:.1f}% {mode}" for mode, values in self.stages.items())

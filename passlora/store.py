@@ -29,6 +29,7 @@ PROTOTYPES, HEAD, CARD, PICTURE = "prototypes.safetensors", "head.safetensors", 
 NOTES = "<!-- Your own notes: what stands below this line is kept. -->"  # the card's last line of ours
 TEMPORARY = ".passlora-"
 BACKUP, CHECKPOINT, LOCK = "passlora.backup.json", "checkpoint.safetensors", ".lock"
+CONFUSION = "confusion_matrix.csv"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BACKBONE = "backbone.safetensors"
 OURS = (
@@ -43,6 +44,7 @@ OURS = (
     LOG,
     PROTOTYPES,
     MATRIX,
+    CONFUSION,
     MANIFEST,
     BACKUP,
     CHECKPOINT,
@@ -91,7 +93,7 @@ def check_new_model(folder: Path) -> None:
     """Say why the folder cannot become a model, if so; what a first lesson left when it was cut off is no obstacle."""
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"{folder} is a file")
-    names = [CHECKPOINT, LOCK, PROTOTYPES, RESULTS, MATRIX, PICTURE]
+    names = [CHECKPOINT, LOCK, PROTOTYPES, RESULTS, MATRIX, CONFUSION, PICTURE]
     if folder.is_dir():
         names += [path.name for path in folder.glob("task_*") if path.is_dir()]
         names += [CARD] if is_our_card(folder / CARD) else []
@@ -355,6 +357,7 @@ def trim_results(folder: Path, tasks: int) -> None:
             return
         results = trim(results, tasks)
         write_text(folder / MATRIX, matrix_csv(results))
+        (folder / CONFUSION).unlink(missing_ok=True)  # of the tasks that went
     except (OSError, ValueError, KeyError, TypeError):  # no training's, or not readable: nothing that a model needs
         return
     write_json(folder / RESULTS, results)
