@@ -83,6 +83,20 @@ def make_parser() -> Parser:
     )
     add_flags(reproduce, [name for name in FIELDS if name not in NOT_IN_AN_EXPERIMENT])
 
+    report = commands.add_parser(
+        "report",
+        help="write a run as one HTML page",
+        description="Write a run of passlora train as one HTML page that opens offline: numbers, curves, matrices, "
+        "every class, calibration, corruptions (after passlora robustness), settings; other runs beside it.",
+        allow_abbrev=False,
+    )
+    report.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/digits")
+    report.add_argument("--compare", nargs="+", default=[], metavar="RUN", help="folders of runs to show beside it")
+    report.add_argument("--html", default="report.html", metavar="FILE", help="the page (default: report.html)")
+    report.add_argument(
+        "--plots", metavar="FOLDER", help="also save its pictures here, as PNG, SVG and PDF, for a paper"
+    )
+
     add_commands(commands)
     commands.add_parser("env", help="show versions and devices", description="Show versions and devices.")
     return parser
@@ -130,6 +144,8 @@ def run(argv: Sequence[str] | None) -> None:
         validate(arguments.config, load(arguments.config, chosen_flags(arguments)))
     elif arguments.command == "reproduce":
         reproduce(arguments)
+    elif arguments.command == "report":
+        report(arguments)
     elif arguments.command == "env":
         print(describe_environment())
     elif arguments.command is not None:
@@ -168,6 +184,19 @@ def validate(path: str, config: Config) -> None:
     for name, value in differing.items():
         print(f"{name}: {describe(value)}")
     print(f"{path} is valid; start it with: passlora train --config {path}")
+
+
+def report(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from . import page, store
+
+    runs = [page.read_run(Path(folder)) for folder in (arguments.run, *arguments.compare)]
+    store.write_text(Path(arguments.html), page.render(runs))
+    print(f"saved {arguments.html}: open it in any browser")
+    if arguments.plots:
+        page.save_plots(runs, Path(arguments.plots))
+        print(f"saved the pictures in {arguments.plots}")
 
 
 def reproduce(arguments: argparse.Namespace) -> None:

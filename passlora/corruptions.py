@@ -23,6 +23,7 @@ GROUPS = {
 }
 CORRUPTIONS = tuple(name for names in GROUPS.values() for name in names)
 SEEDED = ("impulse_noise", "glass_blur")  # these draw from a generator of their own
+ROBUSTNESS = "robustness.json"  # in a model's folder `eval`
 SMALLEST, LARGEST = 32, 256  # pixels of the shorter side that the corruptions are made for
 
 
@@ -30,9 +31,7 @@ def check(names: tuple[str, ...], severity: int) -> None:
     """Refuse before anything is computed."""
     for name in names:
         if name not in CORRUPTIONS:
-            raise PassloraError(
-                f"no corruption {name!r}{nearest(name, CORRUPTIONS)}; they are {', '.join(CORRUPTIONS)}"
-            )
+            raise PassloraError(f"no corruption {name!r}{nearest(name, CORRUPTIONS)}")
     if severity not in range(1, 6):
         raise PassloraError(f"severity must be 1 (mild) to 5, got {severity}")
     if importlib.util.find_spec("imagecorruptions") is None:

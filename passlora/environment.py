@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import sys
 from importlib import metadata
 
 PACKAGES = ("passlora", "torch", "timm", "peft", "transformers", "accelerate", "datasets", "safetensors")
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at its peak: of the GPU if it uses one, else of main memory; 0 if unknown."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    if importlib.util.find_spec("resource") is None:  # Windows
+        return 0
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def is_first_process() -> bool:

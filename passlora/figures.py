@@ -81,6 +81,33 @@ def confusion_matrix(classes: list[str], confusion: Any, path: Path) -> None:
     save(figure, path)
 
 
+def reliability(evaluation: Any, path: Path) -> None:
+    """Accuracy of the images of each confidence; on the diagonal, a model is as often right as it believes."""
+    figure = new_figure(4, 4)
+    axes = figure.subplots()
+    count = len(evaluation.bins)
+    images, right, _ = evaluation.bins.T
+    shares = 100 * right / images.clip(min=1)
+    axes.bar([100 * (i + 0.5) / count for i in range(count)], shares, 92 / count, label="accuracy")
+    axes.plot([0, 100], [0, 100], "k--", linewidth=1, label="right as often as believed")
+    axes.set(xlabel="confidence (%)", ylabel="accuracy (%)", title=f"ECE {evaluation.calibration_error:.1f}%")
+    axes.legend()
+    save(figure, path)
+
+
+def robustness(found: dict[str, Any], path: Path) -> None:
+    """Accuracy under each corruption, as bars; the line is the clean accuracy."""
+    names = list(found["accuracy"])
+    figure = new_figure(6, 1 + 0.26 * len(names))
+    axes = figure.subplots()
+    axes.barh([name.replace("_", " ") for name in names], [found["accuracy"][name] for name in names])
+    axes.axvline(found["clean"], color="black", linestyle="--", linewidth=1, label=f"clean, {found['clean']:.1f}%")
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy (%)", title=f"corruptions of severity {found['severity']}")
+    axes.legend()
+    save(figure, path)
+
+
 def experiment(title: str, plot: str, cells: list[Any], path: Path) -> None:
     """Cells of `passlora reproduce` (reproduce.Cell): bars with the paper's beside, curves, or points on a plane."""
     if plot == "plane":

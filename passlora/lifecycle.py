@@ -82,6 +82,22 @@ def add_commands(commands: Any) -> None:
     add_task_flags(evaluate)
     add_flags(evaluate, READING)
 
+    damaged = add_command(
+        commands,
+        "robustness",
+        "test a model on damaged images",
+        "Accuracy under the 15 corruptions of ImageNet-C (noise, blur, weather, digital), each and on average. Needs: "
+        'pip install "passlora[robustness]". Uses the test split of the data, or all of it if it has none.',
+    )
+    damaged.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
+    damaged.add_argument("--severity", type=int, default=1, help="1 (mild) to 5 (default: 1)")
+    damaged.add_argument("--corruptions", nargs="+", metavar="NAME", help="only these, such as fog snow (default: all)")
+    damaged.add_argument(
+        "--output_dir", help="where the numbers go (default: MODEL/eval; ./NAME-eval for one on the Hub)"
+    )
+    add_task_flags(damaged)
+    add_flags(damaged, (*READING, "max_test_per_class"))
+
     info = add_command(
         commands, "info", "show a model's tasks, classes and sizes", "Tasks, classes, dates, accuracies and sizes."
     )
@@ -172,6 +188,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         "learn": learn,
         "predict": predict,
         "eval": evaluate,
+        "robustness": robustness,
         "info": info,
         "rollback": rollback,
         "merge": merge,
@@ -193,8 +210,8 @@ def load(arguments: argparse.Namespace) -> Any:
 
 def learn(arguments: argparse.Namespace) -> int:
     folder, flags = Path(arguments.model), chosen_flags(arguments)
-    reading = {name: flags.pop(name) for name in READING if name in flags}
-    reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
+    reading = checked_reading(arguments, READING)
+    flags = {name: value for name, value in flags.items() if name not in reading}
     check_can_learn(folder, flags)  # before anything is written, and before the seconds that torch takes
     with store.lock(folder) if is_first_process() else nullcontext():
         exists = check_can_learn(folder, flags)  # another process may have been faster
@@ -230,6 +247,12 @@ def learn(arguments: argparse.Namespace) -> int:
     return 0 if lesson.untested is None else 1
 
 
+def checked_reading(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """The flags that say how data is read, as checked values."""
+    given = {name: value for name, value in chosen_flags(arguments).items() if name in names}
+    return {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in given.items()}
+
+
 def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
     """Whether the folder holds a model already; an error if it can neither be taught so, nor become one."""
     if not (folder / MANIFEST).is_file():
@@ -250,13 +273,13 @@ def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    reading = {k: v for k, v in chosen_flags(arguments).items() if k in READING}
-    reading = {name: Config.make(num_tasks=1, **{name: value}).flat()[name] for name, value in reading.items()}
+    reading = checked_reading(arguments, READING)
     model = load(arguments)
     result = model.evaluate(arguments.data, **reading)
     from . import figures, metrics
 
     scenario, totals = model.scenario, result.confusion.sum(axis=1)
+    bias = metrics.bias(result.confusion, scenario, scenario.num_tasks - 1)
     rows = [["", "classes", "images", "accuracy %"]]
     for task in range(scenario.num_tasks):
         part = scenario.classes(task)
@@ -265,14 +288,51 @@ def evaluate(arguments: argparse.Namespace) -> int:
         rows.append([f"task {task}", str(len(part)), str(images), accuracy])
     every = range(scenario.num_classes)
     rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
-    here = Path(arguments.model)
-    if arguments.output_dir is None and hub_id(arguments.model) is None:
-        store.check_links(here)
-    out = Path(arguments.output_dir or (here / "eval" if hub_id(arguments.model) is None else f"{here.name}-eval"))
+    out = evaluation_folder(arguments)
     store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
+    figures.reliability(result, out / "reliability.png")
     print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
-    print(f"saved in {out}: confusion_matrix.csv, confusion_matrix.png")
+    if bias is not None:
+        print(f"old classes taken for the last task's {bias[0]:.1f}%, the last task's for old {bias[1]:.1f}%")
+    print(f"saved in {out}: confusion_matrix.csv, confusion_matrix.png, reliability.png")
+    return 0
+
+
+def evaluation_folder(arguments: argparse.Namespace) -> Path:
+    """Where a look at a model leaves its files: --output_dir, its folder `eval`, or beside us for one on the Hub."""
+    here, is_remote = Path(arguments.model), hub_id(arguments.model) is not None
+    if arguments.output_dir is None and not is_remote:
+        store.check_links(here)
+    return Path(arguments.output_dir or (f"{here.name}-eval" if is_remote else here / "eval"))
+
+
+def robustness(arguments: argparse.Namespace) -> int:
+    from . import corruptions
+
+    names = tuple(arguments.corruptions or corruptions.CORRUPTIONS)
+    corruptions.check(names, arguments.severity)
+    reading = checked_reading(arguments, (*READING, "max_test_per_class"))
+    model = load(arguments)
+    found = {
+        name: part.accuracy for name, part in model.robustness(arguments.data, arguments.severity, names, **reading)
+    }
+    clean = found.pop("clean")
+    mean = sum(found.values()) / len(found)
+    group_of = {name: group for group, members in corruptions.GROUPS.items() for name in members}
+    rows = [["", "kind", "accuracy %", "drop"], ["clean", "", f"{clean:.1f}", ""]]
+    rows += [[name, group_of[name], f"{value:.1f}", f"{clean - value:.1f}"] for name, value in found.items()]
+    rows.append(["mean", "", f"{mean:.1f}", f"{clean - mean:.1f}"])
+    out = evaluation_folder(arguments)
+    content = {"severity": arguments.severity, "clean": clean, "accuracy": found, "mean": mean}
+    store.write_json(out / corruptions.ROBUSTNESS, content)
+    store.write_text(out / "robustness.csv", "\n".join(",".join(row) for row in rows) + "\n")
+    from . import figures
+
+    for suffix in ("png", "svg"):
+        figures.robustness(content, out / f"robustness.{suffix}")
+    print(f"{table(rows, (0, 1))}\n\nseverity {arguments.severity} of 5")
+    print(f"saved in {out}: robustness.csv, .json, .png and .svg; passlora report shows them")
     return 0
 
 

@@ -72,14 +72,14 @@ def newest(matrix: Sequence[Sequence[float | None]]) -> float:
     return fmean(own[1:] or own)
 
 
-def bias(confusion: np.ndarray, scenario: Scenario, task: int) -> tuple[float, float] | None:
+def bias(confusion: np.ndarray, scenario: Scenario, task: int) -> list[float] | None:
     """Share of old classes' images that are taken for a class of `task`, and the reverse; None for the first task."""
     new = scenario.classes(task).start
     if new == 0:
         return None
     old_as_new = confusion[:new, new:].sum() / confusion[:new].sum()
     new_as_old = confusion[new:, :new].sum() / confusion[new:].sum()
-    return 100.0 * float(old_as_new), 100.0 * float(new_as_old)
+    return [100.0 * float(old_as_new), 100.0 * float(new_as_old)]
 
 
 def summary(matrix: Matrix, stage_accuracy: Sequence[float]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from .backbone import RESNET18
 from .batches import Images, as_input
 from .card import write_card
 from .config import FIELDS, Config, DataConfig, is_local, without_data_path
-from .data import Split, read_splits, to_rgb
+from .corruptions import CORRUPTIONS, check, corrupted
+from .data import Split, at_most, read_splits, to_rgb
 from .errors import PassloraError
 from .learner import Learner, TaskData
 from .manifest import LEARN_BUDGET, Manifest, TaskEntry, now, read_manifest, settings_of
@@ -269,11 +270,29 @@ class PassLora:
 
     def evaluate(self, data: str | Path, **settings: Any) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
-        train, test, names = read_splits(data_config(self.learner.config, data, settings), self.classes)
-        split = train if test is None else test
+        return self._evaluate(*self._test_split(data, settings))
+
+    def robustness(
+        self, data: str | Path, severity: int = 1, corruptions: Iterable[str] = CORRUPTIONS, **settings: Any
+    ) -> Iterator[tuple[str, Evaluation]]:
+        """As `evaluate`: first on the images as they are ("clean"), then under each corruption (docs/analysis.md)."""
+        names = tuple(corruptions)
+        check(names, severity)
+        split, classes = self._test_split(data, settings)
+        yield "clean", self._evaluate(split, classes)
+        for name in names:
+            yield name, self._evaluate(corrupted(split, name, severity), classes)
+
+    def _test_split(self, data: str | Path, settings: dict[str, Any]) -> tuple[Split, list[str]]:
+        config = data_config(self.learner.config, data, settings)
+        train, test, names = read_splits(config, self.classes)
+        split = at_most(train if test is None else test, config.max_test_per_class, self.learner.config.training.seed)
         unknown = [names[label] for label in np.unique(split.labels) if names[label] not in self.classes]
         if unknown:
             raise PassloraError(f"the model does not know: {', '.join(unknown[:10])}")
+        return split, names
+
+    def _evaluate(self, split: Split, names: list[str]) -> Evaluation:
         index = {name: i for i, name in enumerate(self.classes)}
         mode = self.learner.config.method.inference
         task_data = self._task_data(split, names, index, self.classes, "test images")

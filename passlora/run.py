@@ -24,6 +24,7 @@ from .batches import Images
 from .card import write_card
 from .config import Config, is_local, without_data_path
 from .data import Dataset, load_dataset
+from .environment import peak_memory
 from .errors import PassloraError
 from .hub import Uploads
 from .learner import EpochLog, Learner, TaskData, tally
@@ -289,7 +290,7 @@ class Stream:
             "task_sizes": list(self.scenario.task_sizes),
             "classes": [self.dataset.class_names[label] for label in self.scenario.class_order],
             "version": __version__,
-            "epochs": config.training.num_train_epochs,
+            "peak_memory_bytes": peak_memory(),
             "compare": {},
         }
 

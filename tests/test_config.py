@@ -164,7 +164,11 @@ def test_recipes_are_valid_and_say_how_to_start_them(path):
 def test_the_recipes_asked_for_exist():
     names = {f"{p.parent.name}/{p.stem}" for p in RECIPES}
     assert names >= {"deit_s16_lora/cifar100_t10", "mini/digits", "mini/cifar100_t10"}
-    assert names >= {f"resnet18_scratch/cifar100_t{t}" for t in (5, 10, 20)}
+    assert names >= {f"deit_s16_lora/tinyimagenet_t{t}" for t in (5, 10)}
+    scratch = ("cifar100", "tinyimagenet", "imagenet_subset")
+    assert names >= {f"resnet18_scratch/{data}_t{t}" for data in scratch for t in (5, 10, 20, 25)}
+    assert names >= {f"resnet18_scratch/{data}_equal_t5" for data in scratch}
+    assert names >= {f"resnet18_scratch/imagenet_full_t{t}" for t in (10, 25)}
 
 
 def test_the_embedded_default_is_the_digits_recipe():

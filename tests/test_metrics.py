@@ -27,6 +27,28 @@ def test_summary_by_hand():
     assert got["accuracy_matrix"] == MATRIX
 
 
+def test_the_newest_task_by_hand():
+    assert metrics.newest(MATRIX) == pytest.approx((60 + 50) / 2)
+    assert metrics.newest([[80.0]]) == 80, "one task: there is no other"
+
+
+def test_bias_by_hand():
+    """Two old classes, one new: 3 of 8 old images are called new, 1 of 4 new ones old."""
+    made = Scenario(tuple(range(3)), (2, 1))
+    confusion = np.array([[2, 1, 1], [0, 2, 2], [1, 0, 3]])
+    assert metrics.bias(confusion, made, 1) == pytest.approx([100 * 3 / 8, 25])
+    assert metrics.bias(confusion[:2, :2], made, 0) is None
+
+
+def test_trimmed_results_know_nothing_of_later_tasks():
+    part = metrics.summary(MATRIX, [90.0, 72.0, 60.0])
+    results = {**part, "inference": "single", "inference_modes": {"single": part}, "ece": 5.0, "calibration": [[1]]}
+    results |= {"bias": [None, [1, 2], [3, 4]], "train_seconds": [1, 2, 3], "finished": True, "compare": {}}
+    trimmed = metrics.trim(results, 2)
+    assert trimmed["bias"] == [None, [1, 2]] and trimmed["train_seconds"] == [1, 2] and trimmed["last"] == 72
+    assert "ece" not in trimmed and "calibration" not in trimmed and len(results["bias"]) == 3
+
+
 def test_tasks_of_unequal_sizes():
     """Grouping follows the scenario; it never assumes tasks of ten."""
     made = Scenario(tuple(range(4)), (1, 3))

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import csv
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from passlora import PassloraError, metrics, store, train
 from passlora.config import load
+from passlora.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,47 @@ def test_results_json_has_everything_in_percent(finished):
         assert part["accuracy_matrix"][0][1] is None and part["accuracy_matrix"][2][0] is not None
     assert saved["inference"] == "multiview" and set(saved["inference_modes"]) == {"multiview", "single"}
     assert saved["seeds"] == [0, 3] and saved["seconds"] > 0 and saved["finished"]
+
+
+def test_what_is_noted_of_each_task(finished):
+    folder, results, _ = finished
+    for name, run in results["runs"].items():
+        assert len(run["bias"]) == len(run["train_seconds"]) == len(run["test_seconds"]) == 3 and "drift" not in run
+        assert run["bias"][0] is None and all(0 <= share <= 100 for pair in run["bias"][1:] for share in pair)
+        with open(folder / name / "confusion_matrix.csv", newline="") as file:
+            head, *rows = list(csv.reader(file))
+        confusion = np.array([[int(cell) for cell in row[1:]] for row in rows])
+        assert head[1:] == [row[0] for row in rows] == run["classes"]
+        assert 100 * np.trace(confusion) / confusion.sum() == pytest.approx(run["last"])
+        scenario = Scenario(tuple(range(10)), (4, 3, 3))
+        assert metrics.bias(confusion, scenario, 2) == pytest.approx(run["bias"][2])
+        bins = np.array(run["calibration"])
+        assert bins[:, 0].sum() == confusion.sum() and bins[:, 1].sum() == np.trace(confusion)
+        assert run["newest"] == pytest.approx(np.mean([run["accuracy_matrix"][t][t] for t in (1, 2)]))
+        assert run["peak_memory_bytes"] > 100 * 2**20
+
+
+def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path):
+    """Against means of features by hand, from the saved models."""
+    config = tiny(measure_drift=True, num_train_epochs=3, output_dir=str(tmp_path))
+    drift = train(config, lambda message: None)["drift"]
+    assert len(drift[0]) == 1 and drift[0][0] == pytest.approx(0, abs=1e-5), "nothing has moved yet"
+    assert len(drift[1]) == 2 and drift[1][1] == pytest.approx(0, abs=1e-5)
+    from passlora import PassLora
+    from passlora.data import load_dataset
+
+    data = load_dataset(config.data, 0).train
+    learner = PassLora.from_pretrained(tmp_path).learner
+    learner.network.eval()
+    images = torch.stack([torch.from_numpy(np.array(data.rgb(row))).permute(2, 0, 1) for row in range(len(data))])
+    with torch.no_grad():
+        z = learner.network(learner.network.backbone.prepare(images))
+    moved = []
+    for label in range(6):
+        true = z[torch.from_numpy(data.labels == label)].mean(dim=0)
+        moved.append(float((true - learner.memory.means[4 * label]).norm()))
+    spread = learner.memory.radius * 192**0.5
+    assert drift[1][0] == pytest.approx(np.mean(moved) / spread, rel=1e-4) and drift[1][0] > 0.001
 
 
 def test_seeds_are_averaged(finished):

@@ -1,0 +1,285 @@
+"""The HTML report: what it says, that it is safe and complete without script, and that a real browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from passlora import PassloraError, page, train
+from passlora.config import Config
+
+EVIL = '<script>alert("x")</script>'
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A real run with a comparison, drift and corruptions; and one of two seeds to show beside it."""
+    root = tmp_path_factory.mktemp("report")
+    base = {
+        "dataset_name": "digits",
+        "task_sizes": [4, 3, 3],
+        "max_train_per_class": 8,
+        "max_test_per_class": 5,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 8,
+        "crop_padding": 0,
+    }
+    main = {"extra_inference": ["single"], "compare": ["ncm"], "measure_drift": True, "output_dir": str(root / "main")}
+    train(Config.make(**base, **main), lambda message: None)
+    (root / "main" / "eval").mkdir()
+    found = {"severity": 2, "clean": 61.0, "accuracy": {"fog": 33.0, "snow": 44.0}, "mean": 38.5}
+    (root / "main" / "eval" / "robustness.json").write_text(json.dumps(found))
+    other = {"preset": "finetune", "seeds": [0, 1], "output_dir": str(root / "other")}
+    train(Config.make(**base, **other), lambda message: None)
+    return root
+
+
+@pytest.fixture(scope="module")
+def html(runs):
+    return page.render([page.read_run(runs / "main"), page.read_run(runs / "other")])
+
+
+class Reader(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.addresses, self.open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.addresses += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_it_says_what_the_run_says(runs, html):
+    results = json.loads((runs / "main" / "results.json").read_text())
+    other = json.loads((runs / "other" / "results.json").read_text())
+    words = " ".join(Reader(html).words)
+    for value in (results["last"], results["avg"], results["forgetting"], results["compare"]["ncm"]["last"]):
+        assert f"{value:.1f}" in words
+    assert f"{other['last']:.1f} ± {other['std']['last']:.1f}" in words
+    old, new = results["bias"][2]
+    assert f"{old:.1f}" in words and f"{new:.1f}" in words
+    assert f"{results['drift'][2][0]:.2f}" in words
+    assert "33.0" in words and "least under fog" in words
+    assert "passlora train --config" in words and "dataset_name" in words and "digits" in words
+
+
+def test_the_numbers_of_a_class_are_those_of_the_confusion_matrix(runs, html):
+    run = page.read_run(runs / "main")
+    table = html[html.index("class-search") :]
+    rows = re.findall(
+        r"<tr><th scope=row class=text>(.*?)</th><td>(\d+)</td><td>(\d+)</td><td[^>]*>([\d.]+)</td>", table
+    )
+    assert len(rows) == 10
+    for i, (name, task, images, accuracy) in enumerate(rows):
+        assert (name, int(task), int(images)) == (str(i), [0, 0, 0, 0, 1, 1, 1, 2, 2, 2][i], 5)
+        assert float(accuracy) == pytest.approx(100 * run.confusion[i, i] / 5, abs=0.05)
+    whole = np.diagonal(run.confusion).sum() / run.confusion.sum()
+    assert 100 * whole == pytest.approx(run.results["last"]), "the matrix is the last task's"
+
+
+def test_it_is_one_file_that_loads_nothing(html):
+    reader = Reader(html)
+    assert all(address.startswith(("#", "data:")) for address in reader.addresses)
+    assert "http://" not in html and "https://" not in html.replace("https://www.w3.org", "")
+    policy = next(
+        a["content"] for tag, a in reader.tags if tag == "meta" and "content" in a and "default-src" in a["content"]
+    )
+    assert "default-src 'none'" in policy and "unsafe-inline'; script" in policy and "script-src 'sha256-" in policy
+
+
+def test_every_picture_has_words_and_every_link_a_target(html):
+    reader = Reader(html)
+    for tag, attributes in reader.tags:
+        if tag == "svg":
+            assert attributes["role"] == "img" and len(attributes["aria-label"]) > 30
+        if tag == "img":
+            assert len(attributes["alt"]) > 30
+    ids = {attributes.get("id") for _, attributes in reader.tags}
+    links = [address[1:] for address in reader.addresses if address.startswith("#")]
+    assert len(links) == 10 and set(links) <= ids
+
+
+def test_names_from_a_stranger_are_text(runs, tmp_path):
+    folder = tmp_path / "evil"
+    shutil.copytree(runs / "main", folder)
+    results = json.loads((folder / "results.json").read_text())
+    results["classes"][0] = EVIL
+    results["preset"] = results["version"] = EVIL
+    results["compare"] = {EVIL: results["compare"]["ncm"]}
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "config.yaml").write_text(json.dumps({"dataset_name": EVIL, EVIL: "x"}))
+    text = page.render([page.read_run(folder)])
+    assert EVIL not in text and text.count("&lt;script&gt;alert") >= 5
+    assert text.count("<script") == 1, "its own"
+
+
+def test_many_classes_and_tasks_become_pictures(runs, tmp_path):
+    run = page.read_run(runs / "main")
+    run.results |= {
+        "task_sizes": [2] * 30,
+        "classes": [f"class {i}" for i in range(60)],
+        "accuracy_matrix": [[50.0] * (i + 1) + [None] * (29 - i) for i in range(30)],
+        "stage_accuracy": [50.0] * 30,
+    }
+    run.results["inference_modes"] = {}
+    run.confusion = np.eye(60, dtype=int) * 4 + np.eye(60, k=1, dtype=int)
+    text = page.render([run])
+    assert text.count("data:image/png;base64") == 2 and "class 3 taken for class 4: 1 of 5 images" in text
+    assert len(text) < 200_000
+
+
+def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
+    code, _, err = cli("report", tmp_path / "nothing")
+    assert code == 2 and "is no run" in err and "Traceback" not in err
+    folder = tmp_path / "broken"
+    shutil.copytree(runs / "main", folder)
+    (folder / "results.json").write_text('{"finished": true}')
+    with pytest.raises(PassloraError, match="cannot be read"):
+        page.render([page.read_run(folder)])
+    (folder / "results.json").write_text('{"finished": false}')
+    with pytest.raises(PassloraError, match="not finished"):
+        page.read_run(folder)
+
+
+def test_the_command_writes_page_and_plots(runs, tmp_path, cli):
+    out, plots = tmp_path / "r.html", tmp_path / "plots"
+    flags = ["--compare", runs / "other", "--html", out, "--plots", plots]
+    code, said, err = cli("report", runs / "main", *flags)
+    assert code == 0 and str(out) in said, err
+    assert out.read_text().startswith("<!doctype html>")
+    names = {"accuracy", "accuracy_matrix", "confusion_matrix", "reliability", "robustness"}
+    assert {path.name for path in plots.iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")
+    }
+
+
+# --- in a real browser -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no chromium, and none could be installed: apt-get install chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()
+
+
+def find_chromium():
+    """Debian's, installed where it is missing and that is possible."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None and shutil.which("apt-get") and hasattr(os, "geteuid") and os.geteuid() == 0:
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+            subprocess.run(["apt-get", "-q", *command], capture_output=True, timeout=400)
+        found = shutil.which("chromium")
+    return found
+
+
+@pytest.fixture
+def show(browser, html, tmp_path):
+    (tmp_path / "page.html").write_text(html, encoding="utf-8")
+    opened = []
+
+    def open_page(**options):
+        context = browser.new_context(offline=True, **options)
+        opened.append(context)
+        shown = context.new_page()
+        shown.problems = []
+        shown.on("pageerror", lambda error: shown.problems.append(str(error)))
+        shown.on("console", lambda message: shown.problems.append(message.text))
+        shown.goto((tmp_path / "page.html").as_uri())
+        return shown
+
+    yield open_page
+    for context in opened:
+        context.close()
+
+
+def class_names(shown):
+    return shown.locator("table.sortable tbody tr:visible th").all_inner_texts()
+
+
+def test_search_and_sorting(show):
+    shown = show()
+    assert class_names(shown) == [str(digit) for digit in range(10)]
+    accuracy = "table.sortable th:nth-child(4)"
+    shown.click(f"{accuracy} button")
+    values = [float(v) for v in shown.locator("table.sortable tbody td:nth-child(4)").all_inner_texts()]
+    assert values == sorted(values) and shown.get_attribute(accuracy, "aria-sort") == "ascending"
+    shown.keyboard.press("Enter")  # the button has the focus
+    values = [float(v) for v in shown.locator("table.sortable tbody td:nth-child(4)").all_inner_texts()]
+    assert values == sorted(values, reverse=True) and shown.get_attribute(accuracy, "aria-sort") == "descending"
+    shown.click("table.sortable th:nth-child(1) button")
+    shown.fill("#class-search", "7")
+    assert "7" in class_names(shown) and len(class_names(shown)) < 10
+    shown.fill("#class-search", "")
+    assert class_names(shown) == [str(digit) for digit in range(10)]
+    assert not shown.problems, "no error, nothing blocked by the page's own policy"
+
+
+def test_the_essentials_without_script(show):
+    shown = show(java_script_enabled=False)
+    assert class_names(shown) == [str(digit) for digit in range(10)]
+    assert not shown.locator("#class-search").is_visible(), "no search box that would do nothing"
+    assert shown.locator("svg").first.is_visible() and shown.locator("dl.tiles dd").first.is_visible()
+    shown.click("text=The numbers >> nth=0")
+    assert shown.locator("#curves ~ details table").first.is_visible(), "details open without script"
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_overflows(show, width):
+    shown = show(viewport={"width": width, "height": 800})
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width, "wide tables scroll inside themselves"
+    sizes = shown.evaluate(
+        "[...document.querySelectorAll('p, li, td')].map(e => parseFloat(getComputedStyle(e).fontSize))"
+    )
+    assert min(sizes) >= 14
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_in_both_schemes(show, scheme):
+    """WCAG AA: 4.5 between text and what lies behind it, also on the coloured cells and in charts."""
+    shown = show(color_scheme=scheme)
+    for selector in ("p", ".soft", "a", "dl.tiles dt", "td[style]", "svg text"):
+        for ratio in contrasts(shown, selector):
+            assert ratio >= 4.5, (selector, ratio)
+    background = luminance(shown.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert background > 0.9 if scheme == "light" else background < 0.1
+
+
+def contrasts(shown, selector):
+    script = """elements => elements.map(e => {
+        const style = getComputedStyle(e);
+        const text = e instanceof SVGElement ? style.fill : style.color;
+        let behind = e;
+        while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+        return [text, getComputedStyle(behind).backgroundColor];
+    })"""
+    pairs = shown.locator(selector).evaluate_all(script)
+    assert pairs, selector
+    for text, behind in pairs:
+        high, low = sorted((luminance(text), luminance(behind)), reverse=True)
+        yield (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    parts = [float(number) for number in re.findall(r"[\d.]+(?:e-?\d+)?", colour.replace("srgb", ""))[:3]]
+    scale = 1 if colour.startswith("color(") else 255
+    linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in (p / scale for p in parts)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
