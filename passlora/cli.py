@@ -17,6 +17,8 @@ from .flags import add_flags, chosen_flags, describe
 from .lifecycle import add_commands, run_command
 
 NOT_IN_AN_EXPERIMENT = (
+    "overwrite_output_dir",
+    "keep_tasks",
     "preset",
     "compare",
     "seed",
@@ -80,6 +82,9 @@ def make_parser() -> Parser:
         choices=["full", "mini"],
         default="full",
         help="full: the paper's setting, on GPUs; mini: a small backbone, few images, on a CPU (default: full)",
+    )
+    reproduce.add_argument(
+        "--columns", nargs="+", metavar="NAME", help="only these, such as 'CIFAR-100 T=10' (default: all)"
     )
     add_flags(reproduce, [name for name in FIELDS if name not in NOT_IN_AN_EXPERIMENT])
 
@@ -167,6 +172,7 @@ def train(config: Config) -> None:
     from .run import train as run_training
 
     run_training(config)
+    leave_group()
     if is_first_process():
         runs = config.training.seeds or config.training.class_order_seeds
         is_model = not runs and config.method.classifier == "head"
@@ -177,6 +183,13 @@ def train(config: Config) -> None:
         data = config.data.dataset_name
         where = f" --dataset_name {shlex.quote(data)}" if is_local(data) else ""
         print(f"again: passlora train --config {folder / store.CONFIG}{where} --output_dir {folder}-again")
+
+
+def leave_group() -> None:
+    """End the group of processes, if there is one, so that none is left waiting."""
+    from accelerate.state import PartialState
+
+    PartialState().destroy_process_group()
 
 
 def validate(path: str, config: Config) -> None:
@@ -191,12 +204,22 @@ def report(arguments: argparse.Namespace) -> None:
 
     from . import page, store
 
-    runs = [page.read_run(Path(folder)) for folder in (arguments.run, *arguments.compare)]
-    store.write_text(Path(arguments.html), page.render(runs))
+    runs = page.read_runs([Path(folder) for folder in (arguments.run, *arguments.compare)])
+    try:
+        store.write_text(Path(arguments.html), page.render(runs))
+        if arguments.plots:
+            page.save_plots(runs, Path(arguments.plots))
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # numbers that are none, and the like
+        raise PassloraError(f"{arguments.run} cannot be shown ({type(error).__name__}: {error})") from None
     print(f"saved {arguments.html}: open it in any browser")
     if arguments.plots:
-        page.save_plots(runs, Path(arguments.plots))
-        print(f"saved the pictures in {arguments.plots}")
+        print(f"saved its pictures in {arguments.plots}")
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
@@ -213,5 +236,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
         return
     overrides = chosen_flags(arguments)
     folder = Path(overrides.pop("output_dir", "runs/reproduce"))
-    experiments.configurations(arguments.experiment, arguments.scale, overrides, folder)  # refuse before torch
-    experiments.reproduce(arguments.experiment, arguments.scale, overrides, folder)
+    columns = tuple(arguments.columns or ())
+    experiments.configurations(arguments.experiment, arguments.scale, overrides, folder, columns)  # refuse before torch
+    experiments.reproduce(arguments.experiment, arguments.scale, overrides, folder, columns)
+    leave_group()

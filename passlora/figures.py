@@ -27,9 +27,10 @@ def accuracy_curves(results: dict[str, Any], path: Path) -> None:
     """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
     figure = new_figure(6, 3.8)
     axes = figure.subplots()
-    seen = list(accumulate(results["task_sizes"]))
+    ticks = set()
     for name, part in {results["preset"]: results, **results["compare"]}.items():
-        values = part["stage_accuracy"]
+        values, seen = part["stage_accuracy"], list(accumulate(part.get("task_sizes", results["task_sizes"])))
+        ticks |= set(seen)
         axes.plot(seen, values, marker="o", label=f"{name} (last {part['last']:.1f}%)")
         if "std" in part:
             spread = part["std"]["stage_accuracy"]
@@ -37,7 +38,7 @@ def accuracy_curves(results: dict[str, Any], path: Path) -> None:
             high = [v + s for v, s in zip(values, spread, strict=True)]
             axes.fill_between(seen, low, high, alpha=0.2)
     axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)", ylim=(0, 102))
-    axes.set_xticks(seen if len(seen) <= 12 else seen[:: len(seen) // 10])
+    axes.set_xticks(sorted(ticks) if len(ticks) <= 12 else sorted(ticks)[:: len(ticks) // 10])
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
     save(figure, path)

@@ -314,9 +314,8 @@ def robustness(arguments: argparse.Namespace) -> int:
     corruptions.check(names, arguments.severity)
     reading = checked_reading(arguments, (*READING, "max_test_per_class"))
     model = load(arguments)
-    found = {
-        name: part.accuracy for name, part in model.robustness(arguments.data, arguments.severity, names, **reading)
-    }
+    parts = dict(model.robustness(arguments.data, arguments.severity, names, **reading))
+    found = {name: part.accuracy for name, part in parts.items()}
     clean = found.pop("clean")
     mean = sum(found.values()) / len(found)
     group_of = {name: group for group, members in corruptions.GROUPS.items() for name in members}
@@ -324,7 +323,8 @@ def robustness(arguments: argparse.Namespace) -> int:
     rows += [[name, group_of[name], f"{value:.1f}", f"{clean - value:.1f}"] for name, value in found.items()]
     rows.append(["mean", "", f"{mean:.1f}", f"{clean - mean:.1f}"])
     out = evaluation_folder(arguments)
-    content = {"severity": arguments.severity, "clean": clean, "accuracy": found, "mean": mean}
+    about = {"learnt": model.tasks[-1].learnt, "images": int(parts["clean"].confusion.sum())}  # the model looked at
+    content = {**about, "severity": arguments.severity, "clean": clean, "accuracy": found, "mean": mean}
     store.write_json(out / corruptions.ROBUSTNESS, content)
     store.write_text(out / "robustness.csv", "\n".join(",".join(row) for row in rows) + "\n")
     from . import figures
@@ -332,7 +332,7 @@ def robustness(arguments: argparse.Namespace) -> int:
     for suffix in ("png", "svg"):
         figures.robustness(content, out / f"robustness.{suffix}")
     print(f"{table(rows, (0, 1))}\n\nseverity {arguments.severity} of 5")
-    print(f"saved in {out}: robustness.csv, .json, .png and .svg; passlora report shows them")
+    print(f"saved in {out}: robustness.csv, .json, .png and .svg")
     return 0
 
 

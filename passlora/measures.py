@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import store
+from .baselines import make_classifier
 from .baselines.ncm import NearestMean
 from .batches import Images
 from .config import Config
@@ -25,7 +26,7 @@ from .data import Dataset, Split, load_dataset
 from .environment import is_first_process
 from .learner import Learner, TaskData
 from .memory import Memory, Statistics
-from .model import PassLora
+from .model import PassLora, make_accelerator
 from .paper import MINI, Row
 from .scenario import make_scenario
 
@@ -34,27 +35,33 @@ SEVERITY = 1
 SHOWN = 5  # classes of a kind in a t-SNE picture
 
 
-def measure(name: str, row: Row, config: Config, scale: str, kept: Path) -> Measured:
-    if name == "results":  # quick, and the run's own file is the truth
-        return results(row, config, scale)
+def measure(name: str, row: Row, config: Config, found: dict[str, Any], scale: str, kept: Path) -> Measured:
+    """`found` is what the run returned."""
+    if name == "results":
+        return results(row, found)
     stamp = f"{Path(config.training.output_dir).parent.name} {row.mode}"  # the folder's name tells its settings
     if kept.is_file():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found.pop("of", None) == stamp:
-            return found
+        measured = json.loads(kept.read_text(encoding="utf-8"))
+        if measured.pop("of", None) == stamp:
+            return measured
     measured = MEASURES[name](row, config, scale)
+    if found:
+        measured = {
+            **results(row, found),
+            **measured,
+            "values": {**results(row, found)["values"], **measured["values"]},
+        }
     if is_first_process():
         store.write_json(kept, {**measured, "of": stamp})
     return measured
 
 
-def results(row: Row, config: Config, scale: str) -> Measured:
-    """The numbers of results.json, under the row's inference mode."""
-    whole = json.loads((Path(config.training.output_dir) / store.RESULTS).read_text(encoding="utf-8"))
+def results(row: Row, whole: dict[str, Any]) -> Measured:
+    """The numbers of a run under the row's inference mode."""
     part = whole if row.mode is None else whole["inference_modes"][row.mode]
     values = {name: part[name] for name in ("last", "avg", "forgetting", "newest")} | {"ece": whole["ece"]}
     if "train_seconds" in whole:  # not of a frozen baseline
-        after_first = whole["train_seconds"][1:] or whole["train_seconds"]
+        after_first = [value for value in whole["train_seconds"][1:] if value] or whole["train_seconds"]
         values |= {"train_seconds": fmean(after_first), "test_seconds": whole["test_seconds"][-1]}
     return {"values": values, "curves": {"accuracy": part["stage_accuracy"]}, "sizes": whole["task_sizes"]}
 
@@ -72,11 +79,10 @@ def task_data(split: Split, classes: np.ndarray, rows: np.ndarray, learner: Lear
     return TaskData(images, rows, classes)
 
 
-def every_class(config: Config, scale: str) -> tuple[Dataset, np.ndarray, np.ndarray]:
-    """The dataset with the classes that the run left out too; training and test labels."""
+def every_class(config: Config, scale: str) -> Dataset:
+    """The dataset with the classes that the run left out too."""
     whole = config.but(max_classes=MINI["max_classes"] if scale == "mini" else None)
-    dataset = load_dataset(whole.data, config.training.seed)
-    return dataset, dataset.train.labels, dataset.test.labels
+    return load_dataset(whole.data, config.training.seed)
 
 
 # --- table 1, figure 5 -------------------------------------------------------------------------------------------
@@ -84,7 +90,7 @@ def every_class(config: Config, scale: str) -> tuple[Dataset, np.ndarray, np.nda
 
 def base_features(config: Config, scale: str, splits: tuple[str, ...]) -> tuple[int, list[tuple[Tensor, Tensor]]]:
     """How many classes the network was trained on, and features with labels of all classes."""
-    dataset, _, _ = every_class(config, scale)
+    dataset = every_class(config, scale)
     learner, found = model_after(config), []
     for name in splits:
         split = getattr(dataset, name)
@@ -150,7 +156,28 @@ def plane(row: Row, config: Config, scale: str) -> Measured:
         seen = np.flatnonzero(classes < scenario.seen(task))
         z, truth = learner.features(task_data(dataset.test, classes, seen, learner))
         panels.append({"title": f"{row.name}, task {task}", "places": z.tolist(), "classes": truth.tolist()})
-    return {**results(row, config, scale), "points": panels}
+    return {"values": {}, "points": panels}
+
+
+# --- features --------------------------------------------------------------------------------------------------
+
+
+def features(row: Row, config: Config, scale: str) -> Measured:
+    """What two simple classifiers make of the final features, fitted anew on all training images, old ones too."""
+    dataset = load_dataset(config.data, config.training.seed)
+    trained = config.method.classifier == "head"
+    learner = model_after(config) if trained else Learner(config, make_accelerator(config))
+    index = np.array(make_scenario(config.scenario, dataset.train.labels.tolist()).class_index)
+    found = []
+    for split in (dataset.train, dataset.test):
+        found.append(learner.features(task_data(split, index[split.labels], np.arange(len(split)), learner)))
+    (z, classes), (z_test, truth) = found
+    values = {}
+    for name in ("ncm", "slda"):
+        classifier = make_classifier(name)
+        classifier.add(z, classes)
+        values[f"{name}_refitted"] = 100.0 * float((classifier.scores(z_test).argmax(dim=1) == truth).double().mean())
+    return {"values": values}
 
 
 # --- figures 15, 16 ----------------------------------------------------------------------------------------------
@@ -208,6 +235,7 @@ MEASURES: dict[str, Callable[[Row, Config, str], Measured]] = {
     "zero_cost": zero_cost,
     "tsne": tsne,
     "plane": plane,
+    "features": features,
     "robustness": robustness,
     "memory": memory,
 }

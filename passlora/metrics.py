@@ -73,9 +73,9 @@ def newest(matrix: Sequence[Sequence[float | None]]) -> float:
 
 
 def bias(confusion: np.ndarray, scenario: Scenario, task: int) -> list[float] | None:
-    """Share of old classes' images that are taken for a class of `task`, and the reverse; None for the first task."""
+    """Share of old classes' images that are taken for a class of `task`, and the reverse; None if either has none."""
     new = scenario.classes(task).start
-    if new == 0:
+    if not confusion[:new].sum() or not confusion[new:].sum():
         return None
     old_as_new = confusion[:new, new:].sum() / confusion[:new].sum()
     new_as_old = confusion[new:, :new].sum() / confusion[new:].sum()
@@ -113,8 +113,9 @@ def over_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
     result: dict[str, Any] = {"std": {}}
-    for name in ("last", "avg", "forgetting", "newest"):
+    for name in ("last", "avg", "forgetting"):
         result[name], result["std"][name] = both([run[name] for run in runs])
+    result["newest"], result["std"]["newest"] = both([newest(run["accuracy_matrix"]) for run in runs])
     stages = [both(values) for values in zip(*(run["stage_accuracy"] for run in runs), strict=True)]
     result["stage_accuracy"] = [mean for mean, _ in stages]
     result["std"]["stage_accuracy"] = [deviation for _, deviation in stages]

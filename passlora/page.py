@@ -10,6 +10,8 @@ import csv
 import hashlib
 import io
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from . import __version__, store, svg
-from .config import read_yaml
+from .config import LOCAL_DATA, read_yaml
 from .corruptions import GROUPS, ROBUSTNESS
 from .errors import PassloraError
+from .manifest import MANIFEST, read_manifest
 from .metrics import class_counts
 from .report import each_method
 
@@ -62,9 +65,29 @@ class Run:
         return [task for task, size in enumerate(self.results["task_sizes"]) for _ in range(size)]
 
     @property
+    def first(self) -> tuple[str, Path]:
+        """How to speak of the seed that stands for all where no mean is shown, and the folder of its model."""
+        if "runs" not in self.results:
+            return "", self.folder
+        name = next(iter(self.results["runs"]))
+        return f" ({name.replace('_', ' ')}, the first of {len(self.parts)})", self.folder / name
+
+    @property
     def bins(self) -> np.ndarray | None:
         found = [part["calibration"] for part in self.parts if "calibration" in part]
         return np.array(found).sum(axis=0) if found else None
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """With names that tell them apart: the folder's own, or as much of its path as it takes."""
+    runs = [read_run(folder) for folder in folders]
+    parts = [run.folder.resolve().parts for run in runs]
+    depth = 1
+    while len({part[-depth:] for part in parts}) < len(set(parts)) and depth < max(map(len, parts)):
+        depth += 1
+    for run, part in zip(runs, parts, strict=True):
+        run.name = "/".join(part[-depth:])
+    return runs
 
 
 def read_run(folder: Path) -> Run:
@@ -75,14 +98,18 @@ def read_run(folder: Path) -> Run:
         missing = [name for name in NEEDED if name not in results]
         if missing:
             raise KeyError(missing[0])
-        seeds = [folder / name for name in results["runs"]] if "runs" in results else [folder]
+        runs = results.get("runs", {})
+        if not all(re.fullmatch(r"(seed|order)_\d+", name) for name in runs):
+            raise ValueError("a run's name")
+        seeds = [folder / name for name in runs] or [folder]
+        same_order = all(run.get("classes") == results_of(results).get("classes") for run in runs.values())
         return Run(
             folder.resolve().name,
             folder,
             results,
-            add_up([read_confusion(seed / store.CONFUSION) for seed in seeds]),
+            add_up([read_confusion(seed / store.CONFUSION) for seed in seeds]) if same_order else None,
             read_yaml(str(folder / store.CONFIG)) if (folder / store.CONFIG).is_file() else {},
-            read_robustness(folder / "eval" / ROBUSTNESS),
+            read_robustness(folder),
         )
     except FileNotFoundError:
         raise PassloraError(f"{folder} holds no {store.RESULTS}: it is no run of passlora train") from None
@@ -97,11 +124,21 @@ def read_confusion(path: Path) -> np.ndarray | None:
         return np.array([[int(cell) for cell in row[1:]] for row in list(csv.reader(file))[1:]])
 
 
-def read_robustness(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+def results_of(results: dict[str, Any]) -> dict[str, Any]:
+    """The results themselves, or those of the first seed."""
+    return next(iter(results["runs"].values())) if "runs" in results else results
+
+
+def read_robustness(folder: Path) -> dict[str, Any] | None:
+    """What `passlora robustness` left, if the model is still the one it looked at."""
+    path = folder / "eval" / ROBUSTNESS
+    if not path.is_file() or not (folder / MANIFEST).is_file():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
+    if found["learnt"] != read_manifest(folder).tasks[-1].learnt:
+        return None
     return {
+        "images": int(found["images"]),
         "severity": int(found["severity"]),
         "clean": float(found["clean"]),
         "accuracy": {str(name): float(value) for name, value in found["accuracy"].items()},
@@ -146,14 +183,13 @@ def with_deviation(part: dict[str, Any], metric: str) -> str:
     return f"{part[metric]:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
-def matrix_picture(confusion: np.ndarray, description: str) -> str:
-    """A pixel a cell: white is 0, dark is all of the true class."""
+def matrix_picture(share: np.ndarray, description: str) -> str:
+    """A square a cell: white is 0, dark is 1."""
     from PIL import Image
 
-    share = confusion / confusion.sum(axis=1, keepdims=True).clip(min=1)
     shade = np.stack([255 - 232 * share**0.6, 255 - 190 * share**0.6, 255 - 120 * share**0.6], axis=-1)
-    scale = max(1, 600 // len(confusion))
-    image = Image.fromarray(shade.astype(np.uint8)).resize([scale * len(confusion)] * 2, Image.Resampling.NEAREST)
+    side = len(share) * max(1, 600 // len(share))
+    image = Image.fromarray(shade.astype(np.uint8)).resize((side, side), Image.Resampling.NEAREST)
     file = io.BytesIO()
     image.save(file, format="PNG", optimize=True)
     data = base64.b64encode(file.getvalue()).decode()
@@ -170,9 +206,8 @@ def headline(run: Run) -> str:
         "average over tasks (%)": with_deviation(results, "avg"),
         "forgetting (points)": with_deviation(results, "forgetting"),
     }
-    if run.bins is not None:
-        images, right, confidence = run.bins.T
-        tiles["calibration error (%)"] = f"{100 * np.abs(right - confidence).sum() / images.sum():.1f}"
+    if all("ece" in part for part in run.parts):
+        tiles["calibration error (%)"] = f"{np.mean([part['ece'] for part in run.parts]):.1f}"
     tiles["classes in tasks"] = f"{sum(results['task_sizes'])} in {len(results['task_sizes'])}"
     if "prototype_entries" in run.parts[0]:
         tiles["numbers kept of old classes"] = f"{run.parts[0]['prototype_entries']:,}"
@@ -185,7 +220,8 @@ def methods(runs: list[Run]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
         for name, part in each_method(run.results):
-            found[name if len(runs) == 1 else f"{run.name}: {name}"] = part
+            named = name if len(runs) == 1 else f"{run.name}: {name}"
+            found[named] = {**part, "task_sizes": run.results["task_sizes"]}
     return found
 
 
@@ -201,18 +237,19 @@ def comparison(runs: list[Run]) -> str:
 
 
 def accuracy_curves(runs: list[Run]) -> str:
-    found = methods(runs)
-    sizes = runs[0].results["task_sizes"]
-    same = {name: part["stage_accuracy"] for name, part in found.items() if len(part["stage_accuracy"]) == len(sizes)}
-    seen = [float(n) for n in accumulate(sizes)]
-    words = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in same.items())
-    chart = svg.curves(seen, same, f"Accuracy over all classes seen, after each task: {words}.", "classes seen")
-    rows = [[escape(name), *(f"{value:.1f}" for value in values)] for name, values in same.items()]
+    series = {
+        name: (list(accumulate(part["task_sizes"])), part["stage_accuracy"]) for name, part in methods(runs).items()
+    }
+    words = "; ".join(f"{name} from {values[0]:.1f} to {values[-1]:.1f}" for name, (_, values) in series.items())
+    chart = svg.curves(series, f"Accuracy over all classes seen, after each task: {words}.", "classes seen")
+    seen = sorted({n for counts, _ in series.values() for n in counts})
+    at = {name: dict(zip(counts, values, strict=True)) for name, (counts, values) in series.items()}
+    rows = [[escape(name), *(f"{known[n]:.1f}" if n in known else "" for n in seen)] for name, known in at.items()]
     return section(
         "curves",
         "Accuracy after each task",
         f"<figure>{chart}</figure>",
-        numbers("The numbers", table(["method", *(f"{n:g}" for n in seen)], rows)),
+        numbers("The numbers", table(["method", *map(str, seen)], rows)),
     )
 
 
@@ -253,7 +290,7 @@ def biases(run: Run) -> str:
             "typical distance of an image from its class's mean.</p>",
             table(head, moved),
         ]
-    return section("bias", "Old against new", *content)
+    return section("bias", f"Old against new{run.first[0]}", *content)
 
 
 def confusions(run: Run) -> str:
@@ -277,7 +314,7 @@ def confusions(run: Run) -> str:
             f"Confusion matrix of {len(classes)} classes in the order of learning, rows true, columns predicted; on "
             f"average {right:.0f}% of a class lie on the diagonal. The list below names the most frequent confusions."
         )
-        shown = matrix_picture(confusion, description)
+        shown = matrix_picture(share / 100, description)
     return section(
         "confusion",
         "What is taken for what",
@@ -337,20 +374,24 @@ def calibration(run: Run) -> str:
 
 
 def robustness(run: Run) -> str:
-    command = f"passlora robustness {run.folder} --data DATA"
+    model = run.first[1]
+    if run.robustness is None and not (model / MANIFEST).is_file():
+        return ""  # a baseline, which leaves no model
     if run.robustness is None:
+        command = f"passlora robustness {shlex.quote(str(model))} --data DATA"
         return section(
             "robustness",
             "Damaged images",
-            f"<p>Not measured for this run. To measure it, and see it here: </p><pre>{escape(command)}</pre>",
+            f"<p>Not measured. To measure it, and see it in the report of that folder:</p><pre>{escape(command)}</pre>",
         )
     accuracy, clean = run.robustness["accuracy"], run.robustness["clean"]
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     mean = float(np.mean(list(accuracy.values())))
     worst = min(accuracy, key=lambda name: accuracy[name])
     sentence = (
-        f"Severity {run.robustness['severity']} of 5: {clean:.1f}% on clean images, {mean:.1f}% on average over "
-        f"{len(accuracy)} corruptions, least under {worst.replace('_', ' ')} ({accuracy[worst]:.1f}%)."
+        f"Severity {run.robustness['severity']} of 5, {run.robustness['images']} images: {clean:.1f}% on clean images, "
+        f"{mean:.1f}% on average over {len(accuracy)} corruptions, least under {worst.replace('_', ' ')} "
+        f"({accuracy[worst]:.1f}%)."
     )
     names = ["clean", *(name.replace("_", " ") for name in accuracy)]
     rows = [
@@ -372,20 +413,26 @@ def cost(run: Run) -> str:
     rows = [
         [f"task {task}", f"{train:.1f}", f"{test:.1f}"]
         for task, (train, test) in enumerate(zip(part["train_seconds"], part["test_seconds"], strict=True))
+        if train is not None
     ]
     kept = (
         f"<p>Kept of all classes: {part['prototype_entries']:,} numbers ({part['prototype_bytes'] / 1024:.0f} kB), no "
         f"image. Peak memory of the process: {part.get('peak_memory_bytes', 0) / 2**20:,.0f} MB.</p>"
     )
     times = table(["", "learning (s)", "testing all classes seen (s)"], rows)
-    return section("cost", "Time and memory", kept, numbers("Seconds a task", times))
+    return section("cost", f"Time and memory{run.first[0]}", kept, numbers("Seconds a task", times))
 
 
 def settings(run: Run) -> str:
-    again = f"passlora train --config {run.folder / store.CONFIG} --output_dir {run.folder}-again"
-    if str(run.settings.get("dataset_name", "")).startswith("local:"):
-        again += " --dataset_name PATH   # the data lay on the machine of the run"
-    commands = f"{again}\npasslora info {run.folder}\npasslora report {run.folder} --html report.html"
+    config, again, folder = (
+        shlex.quote(str(p)) for p in (run.folder / store.CONFIG, f"{run.folder}-again", run.folder)
+    )
+    lines = [f"passlora train --config {config} --output_dir {again}", f"passlora report {folder} --html report.html"]
+    if str(run.settings.get("dataset_name", "")).startswith(LOCAL_DATA):
+        lines[0] += " --dataset_name PATH   # the data lay on the machine of the run"
+    if (run.first[1] / MANIFEST).is_file():
+        lines.append(f"passlora info {shlex.quote(str(run.first[1]))}")
+    commands = "\n".join(lines)
     rows = [[escape(str(name)), f"<td class=text>{escape(str(value))}</td>"] for name, value in run.settings.items()]
     return section(
         "settings",
@@ -443,7 +490,8 @@ def save_plots(runs: list[Run], folder: Path) -> None:
     from .metrics import Evaluation
 
     run, results = runs[0], dict(runs[0].results)
-    results["compare"] = {name: part for name, part in methods(runs).items() if part is not run.results}
+    results["preset"], *others = methods(runs)
+    results["compare"] = {name: methods(runs)[name] for name in others}
     for kind in ("png", "svg", "pdf"):
         figures.accuracy_curves(results, folder / f"accuracy.{kind}")
         figures.accuracy_matrix(results, folder / f"accuracy_matrix.{kind}")

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from . import store
-from .config import Config, is_local
+from .config import FIELDS, PRESETS, Config, is_local
 from .environment import is_first_process
 from .errors import PassloraError, nearest
 from .paper import COLUMNS, EXPERIMENTS, MINI, Experiment, Row
@@ -41,6 +42,7 @@ class Cell:
     curves: dict[str, list[float]] = field(default_factory=dict)  # means over seeds, a value a task
     sizes: list[int] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)  # of the first seed: a picture's panels
+    seeds: int = 1
 
 
 def find(name: str) -> Experiment:
@@ -50,19 +52,26 @@ def find(name: str) -> Experiment:
 
 
 def configurations(
-    name: str, scale: str, overrides: Mapping[str, Any], folder: Path
+    name: str, scale: str, overrides: Mapping[str, Any], folder: Path, columns: tuple[str, ...] = ()
 ) -> dict[tuple[str, str], dict[int, Config]]:
     """For every cell the configuration of each seed; all checked before the first one is run."""
     experiment, changes = find(name), dict(overrides)
     seeds = Config.make(num_tasks=1, seeds=changes.pop("seeds", SEEDS)).training.seeds or [0]
-    if scale == "mini":
-        columns = {"mini": {**MINI, **experiment.mini}}
-    else:
-        columns = {column: COLUMNS[column] for column in experiment.columns}
+    protocols = {"mini": {**MINI, **experiment.mini}}
+    if scale == "full":
+        for column in columns:
+            if column not in experiment.columns:
+                raise PassloraError(f"{name} has no column {column!r}{nearest(column, experiment.columns)}")
+        protocols = {column: COLUMNS[column] for column in columns or experiment.columns}
+    elif columns:
+        raise PassloraError("--columns goes with --scale full: mini has one column")
+    if "dataset_name" in changes and len({settings["dataset_name"] for settings in protocols.values()}) > 1:
+        raise PassloraError(f"{name} has columns of several datasets: say with --columns which --dataset_name is for")
     cells: dict[tuple[str, str], dict[int, Config]] = {}
-    for column, base in columns.items():
+    for column, base in protocols.items():
         for row in experiment.rows:
-            common = Config.make(**{**base, **changes, **row.settings})  # what makes the row stays the row's
+            own = {**PRESETS[row.settings.get("preset", "pass++")], **row.settings}
+            common = Config.make(**{**base, **changes, **own})  # what makes the row stays the row's
             if common.method.classifier == "head":  # all ways to read a run at once, so that experiments can share it
                 common = common.but(extra_inference=["single", *(["vanilla"] if common.method.sst else []), "ncm"])
             cells[row.name, column] = {
@@ -74,35 +83,47 @@ def configurations(
 
 def run_folder(folder: Path, config: Config) -> Path:
     """One a configuration, whatever experiment asks for it."""
-    flat = {key: value for key, value in config.flat().items() if key not in (*RUN_WITH, "seed")}
-    if is_local(flat["dataset_name"]):
-        flat["dataset_name"] = str(Path(flat["dataset_name"]).expanduser().resolve())
+    flat = {
+        key: value for key, value in config.flat().items() if value != FIELDS[key].default
+    }  # later knobs matter not
+    flat = {key: value for key, value in flat.items() if key not in (*RUN_WITH, "seed")}
+    if is_local(config.data.dataset_name):
+        flat["dataset_name"] = str(Path(config.data.dataset_name).expanduser().resolve())
     digest = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:10]
     return folder / "runs" / f"{config.method.preset}-{digest}"
 
 
-def reproduce(name: str, scale: str, overrides: Mapping[str, Any], folder: Path, say: Say = print) -> list[Cell]:
+def reproduce(
+    name: str,
+    scale: str,
+    overrides: Mapping[str, Any],
+    folder: Path,
+    columns: tuple[str, ...] = (),
+    say: Say = print,
+) -> list[Cell]:
     """Run what is not done yet, and write the experiment's table and picture."""
     from . import measures
     from .run import train
 
     experiment, cells = find(name), []
-    configs = configurations(name, scale, overrides, folder)
+    configs = configurations(name, scale, overrides, folder, columns)
     say = say if is_first_process() else lambda message: None
     total, done = sum(map(len, configs.values())), 0
     for (row_name, column), by_seed in configs.items():
         row = next(row for row in experiment.rows if row.name == row_name)
         parts = []
         for seed, config in by_seed.items():
-            done += 1
+            done, found = done + 1, {}
             if experiment.measure not in WITHOUT_RUNS:
                 say(f"== {name}, run {done} of {total}: {row_name}, {column}, seed {seed} ==")
-                train(config, say)
+                found = train(config, say)
             kept = folder / name / scale / column / row.folder / f"seed_{seed}.json"
-            parts.append(measures.measure(experiment.measure, row, config, scale, kept))
+            parts.append(measures.measure(experiment.measure, row, config, found, scale, kept))
         cells.append(cell(experiment, row, column, parts, scale))
     if is_first_process():
-        write(experiment, name, cells, folder / name / scale, scale)
+        flags = {**overrides, **({"columns": list(columns)} if columns else {})}
+        command = " ".join(["passlora reproduce", name, "--scale", scale, *map(as_flag, flags, flags.values())])
+        write(experiment, name, cells, folder / name / scale, scale, command)
     say(f"\n{as_text(experiment, cells)}\n\nsaved in {folder / name / scale}: {name}.md, .csv, .png and .svg")
     return cells
 
@@ -124,13 +145,19 @@ def cell(experiment: Experiment, row: Row, column: str, parts: list[dict[str, An
         curves,
         parts[0].get("sizes", []),
         parts[0].get("points", []),
+        len(parts),
     )
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, scale: str) -> None:
+def as_flag(name: str, value: Any) -> str:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return " ".join([f"--{name}", *(shlex.quote(str(part)) for part in values)])
+
+
+def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, scale: str, command: str) -> None:
     from . import figures
 
     text = io.StringIO()
@@ -141,7 +168,7 @@ def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, sc
             deviation = f"{part.deviations[metric]:.4f}" if metric in part.deviations else ""
             writer.writerow([part.row, part.column, metric, f"{value:.4f}", deviation, part.paper.get(metric, "")])
     store.write_text(folder / f"{name}.csv", text.getvalue())
-    store.write_text(folder / f"{name}.md", as_markdown(experiment, name, cells, scale))
+    store.write_text(folder / f"{name}.md", as_markdown(experiment, name, cells, scale, command))
     for suffix in ("png", "svg"):
         figures.experiment(experiment.title, experiment.plot, cells, folder / f"{name}.{suffix}")
 
@@ -176,7 +203,7 @@ def as_text(experiment: Experiment, cells: list[Cell]) -> str:
     return f"{experiment.title}; the paper's figures in brackets\n{table(table_rows(experiment, cells))}"
 
 
-def as_markdown(experiment: Experiment, name: str, cells: list[Cell], scale: str) -> str:
+def as_markdown(experiment: Experiment, name: str, cells: list[Cell], scale: str, command: str) -> str:
     head, *rows = table_rows(experiment, cells)
     lines = [f"# {experiment.title}", "", experiment.about, ""]
     if scale == "mini":
@@ -185,6 +212,8 @@ def as_markdown(experiment: Experiment, name: str, cells: list[Cell], scale: str
             "there; the paper's figures (in brackets) come from its own, full setting and are not to be met by these.",
             "",
         ]
+    if cells[0].seeds > 1:
+        lines += [f"Mean and deviation over {cells[0].seeds} seeds.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += [
@@ -192,7 +221,7 @@ def as_markdown(experiment: Experiment, name: str, cells: list[Cell], scale: str
         f"![{experiment.title}]({name}.png)",
         "",
         "```sh",
-        f"passlora reproduce {name} --scale {scale}",
+        command,
         "```",
         "",
     ]

@@ -65,7 +65,9 @@ def train_all(config: Config, folder: Path, accelerator: Accelerator, say: Say) 
     if accelerator.is_main_process:
         store.write_json(folder / store.RESULTS, results)
         figures.accuracy_curves(results, folder / "accuracy.png")
-    accelerator.end_training()
+    for tracker in accelerator.trackers:  # end_training would also end the group of processes: a next run needs it
+        tracker.finish()
+    accelerator.wait_for_everyone()  # what the first process wrote is there for all
     return results
 
 
@@ -271,10 +273,9 @@ class Stream:
 
         For analysis alone: it reads the images of old classes, which learning never does.
         """
-        images = self.images[0] if self.images else None
-        assert images is not None
+        train, _ = self.data(task, learner.network.backbone.image_size, learner.config)
         seen = np.flatnonzero(self.train_classes < self.scenario.seen(task))
-        z, classes = learner.features(TaskData(images, seen, self.train_classes))
+        z, classes = learner.features(TaskData(train.images, seen, self.train_classes))
         moved = (class_means(z, classes) - learner.memory.class_means().cpu()).norm(dim=1)
         spread = learner.memory.radius * learner.memory.dim**0.5
         parts = [moved[part.start : part.stop] for part in map(self.scenario.classes, range(task + 1))]
@@ -352,7 +353,9 @@ class Record:
     def note(self, **values: Any) -> None:
         """Add a task's value to lists of metrics.PER_TASK."""
         for name, value in values.items():
-            self.results.setdefault(name, []).append(value)
+            known = self.results.setdefault(name, [])
+            known += [None] * (len(self.stages[self.modes[0]]) - 1 - len(known))  # of tasks before this was noted
+            known.append(value)
 
     def describe(self, scenario: Scenario, task: int) -> str:
         shown = ", ".join(f"{values[-1]:.1f}% {mode}" for mode, values in self.stages.items())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import read_yaml, without_data_path
+from .config import FIELDS, read_yaml, without_data_path
 from .errors import PassloraError
 from .manifest import MANIFEST, Manifest, TaskEntry, read_manifest, to_json
 
@@ -69,7 +69,7 @@ def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise PassloraError(f"output_dir {folder} is a file")
     if not folder.is_dir() or holds_only(folder, LOCK) or overwrite:
-        if overwrite and folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+        if overwrite and folder.is_dir() and not holds_only(folder, LOCK) and not (folder / CONFIG).is_file():
             raise PassloraError(f"output_dir {folder} is not empty and holds no run: choose another --output_dir")
         return
     if not (folder / CONFIG).is_file():
@@ -85,8 +85,12 @@ def check_run(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Settings that differ, other than those that may; empty if none does."""
-    changed = [key for key in now if now[key] != before.get(key) and key not in MAY_CHANGE]
-    return "; ".join(f"{key} was {before.get(key)}, is {now[key]}" for key in changed[:5])
+    known = {
+        **{name: knob.default for name, knob in FIELDS.items()},
+        **before,
+    }  # a knob that came later had its default
+    changed = [key for key in now if now[key] != known.get(key) and key not in MAY_CHANGE]
+    return "; ".join(f"{key} was {known.get(key)}, is {now[key]}" for key in changed[:5])
 
 
 def check_new_model(folder: Path) -> None:

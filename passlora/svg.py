@@ -5,7 +5,7 @@ Each has a description for those who cannot see it; the numbers themselves stand
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, LEFT, TOP, BOTTOM = 480, 40, 12, 42
@@ -30,11 +30,12 @@ def picture(height: float, description: str, parts: list[str]) -> str:
 
 
 def curves(
-    x: Sequence[float], series: dict[str, Sequence[float]], description: str, x_label: str, top: float = 100.0
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], description: str, x_label: str, top: float = 100.0
 ) -> str:
-    """Lines over x, from 0 to `top`, with a legend below; a marker shape beside the colour tells them apart."""
+    """Lines of (x, y) from 0 to `top`, with a legend below; a marker shape beside the colour tells them apart."""
     plot = 220
-    low, high = min(x), max(x)
+    x = sorted({value for values, _ in series.values() for value in values})
+    low, high = x[0], x[-1]
 
     def place(value: float, number: float) -> tuple[float, float]:
         share = (value - low) / (high - low) if high > low else 0.5
@@ -48,8 +49,8 @@ def curves(
     for value in x if len(x) <= 12 else x[:: len(x) // 10]:
         parts.append(text(place(value, 0)[0], TOP + plot + 16, f"{value:g}", "middle"))
     parts.append(text((LEFT + WIDTH) / 2, TOP + plot + 34, x_label, "middle"))
-    for i, (name, numbers) in enumerate(series.items()):
-        points = [place(value, number) for value, number in zip(x, numbers, strict=False)]
+    for i, (name, (values, numbers)) in enumerate(series.items()):
+        points = [place(value, number) for value, number in zip(values, numbers, strict=True)]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         dash = "" if i < COLOURS else ' stroke-dasharray="5 3"'
         parts.append(f'<polyline class="mark" stroke="{colour(i)}"{dash} points="{path}"/>')

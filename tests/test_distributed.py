@@ -164,6 +164,23 @@ def test_processes_that_do_not_find_each_other_are_refused(tiny, tmp_path, monke
 
 
 @pytest.mark.slow
+def test_experiments_by_two_processes(tmp_path):
+    """Several runs one after another, rows that leave numbers only, and a measure that loads the saved models."""
+    tiny = ["--scale", "mini", "--dataset_name", "digits", "--max_train_per_class", "4", "--max_test_per_class", "3"]
+    tiny += ["--num_train_epochs", "1", "--lr_milestones", "1", "--seeds", "0"]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    tables = {}
+    for name, launcher, batch in (("one", ["-m"], "4"), ("two", two, "2")):
+        for experiment, own in (("fig-12", ["--num_tasks", "2"]), ("table-1", ["--max_classes", "5"])):
+            flags = [*tiny, *own, "--per_device_train_batch_size", batch]
+            out = run([sys.executable, *launcher, "passlora", "reproduce", experiment, *flags], tmp_path / name)
+            assert out.count("the paper's figures in brackets") == 1, "the first process alone speaks"
+            tables[name, experiment] = (tmp_path / name / experiment / "mini" / f"{experiment}.csv").read_text()
+    assert tables["one", "fig-12"] == tables["two", "fig-12"]
+    assert tables["one", "table-1"] == tables["two", "table-1"]
+
+
+@pytest.mark.slow
 def test_lessons_by_two_processes(image_tree, tmp_path):
     """A model started and taught by two processes is the one that a single process makes."""
     image_tree(name="first", classes=("cat", "dog"), size=(20, 20), count=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -11,6 +13,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from passlora import PassloraError, page, train
 from passlora.config import Config
@@ -34,7 +37,9 @@ def runs(tmp_path_factory):
     main = {"extra_inference": ["single"], "compare": ["ncm"], "measure_drift": True, "output_dir": str(root / "main")}
     train(Config.make(**base, **main), lambda message: None)
     (root / "main" / "eval").mkdir()
+    learnt = json.loads((root / "main" / "passlora.json").read_text())["tasks"][-1]["learnt"]
     found = {"severity": 2, "clean": 61.0, "accuracy": {"fog": 33.0, "snow": 44.0}, "mean": 38.5}
+    found |= {"images": 50, "learnt": learnt}
     (root / "main" / "eval" / "robustness.json").write_text(json.dumps(found))
     other = {"preset": "finetune", "seeds": [0, 1], "output_dir": str(root / "other")}
     train(Config.make(**base, **other), lambda message: None)
@@ -43,7 +48,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def html(runs):
-    return page.render([page.read_run(runs / "main"), page.read_run(runs / "other")])
+    return page.render(page.read_runs([runs / "main", runs / "other"]))
 
 
 class Reader(HTMLParser):
@@ -132,11 +137,60 @@ def test_many_classes_and_tasks_become_pictures(runs, tmp_path):
         "accuracy_matrix": [[50.0] * (i + 1) + [None] * (29 - i) for i in range(30)],
         "stage_accuracy": [50.0] * 30,
     }
-    run.results["inference_modes"] = {}
+    run.results |= {"inference_modes": {}, "compare": {}}
     run.confusion = np.eye(60, dtype=int) * 4 + np.eye(60, k=1, dtype=int)
     text = page.render([run])
-    assert text.count("data:image/png;base64") == 2 and "class 3 taken for class 4: 1 of 5 images" in text
+    pictures = re.findall(r"data:image/png;base64,([^\"]+)", text)
+    assert len(pictures) == 2 and "class 3 taken for class 4: 1 of 5 images" in text
+    matrix, confusion = (np.asarray(Image.open(io.BytesIO(base64.b64decode(picture)))) for picture in pictures)
+    step = len(matrix) // 30
+    assert (matrix[0, 0] == matrix[29 * step, 29 * step]).all(), "50% is one colour, in whatever row"
+    assert (matrix[0, -1] == 255).all(), "nothing is known of tasks to come"
+    step = len(confusion) // 60
+    assert confusion[0, 0].sum() < confusion[0, step].sum() < 3 * 255, "four of five images are darker than one"
     assert len(text) < 200_000
+
+
+def test_runs_of_the_same_name_and_of_other_tasks_side_by_side(runs, tmp_path, cli):
+    for name, last, sizes in (("a", 80.0, [4, 3, 3]), ("b", 40.0, [2, 2, 2, 2, 2])):
+        folder = tmp_path / name / "seed_0"
+        shutil.copytree(runs / "main", folder)
+        results = json.loads((folder / "results.json").read_text())
+        stages = [100.0] * (len(sizes) - 1) + [last]
+        results |= {"last": last, "task_sizes": sizes, "stage_accuracy": stages, "compare": {}, "inference_modes": {}}
+        (folder / "results.json").write_text(json.dumps(results))
+    found = page.methods(page.read_runs([tmp_path / "a" / "seed_0", tmp_path / "b" / "seed_0"]))
+    assert {name: part["last"] for name, part in found.items()} == {"a/seed_0: pass++": 80, "b/seed_0: pass++": 40}
+    flags = ["--compare", tmp_path / "b" / "seed_0", "--html", tmp_path / "r.html", "--plots", tmp_path / "plots"]
+    code, _, err = cli("report", tmp_path / "a" / "seed_0", *flags)
+    assert code == 0, err
+    text = (tmp_path / "r.html").read_text()
+    heads = re.findall(r"<th scope=col>(\d+)</th>", text[text.index('id="curves"') : text.index('id="matrix"')])
+    assert heads == ["2", "4", "6", "7", "8", "10"], "each curve at its own numbers of classes"
+
+
+def test_orders_of_classes_are_not_mixed(runs, tmp_path):
+    folder = tmp_path / "orders"
+    shutil.copytree(runs / "other", folder)
+    results = json.loads((folder / "results.json").read_text())
+    results["runs"]["seed_1"]["classes"].reverse()
+    (folder / "results.json").write_text(json.dumps(results))
+    assert page.read_run(folder).confusion is None and page.read_run(runs / "other").confusion.sum() == 100
+    page.render([page.read_run(folder)])
+    results["runs"] = {"../../secret": results["runs"]["seed_0"]}
+    (folder / "results.json").write_text(json.dumps(results))
+    with pytest.raises(PassloraError, match="cannot be read"):
+        page.read_run(folder)
+
+
+def test_corruptions_of_another_state_of_the_model_are_not_shown(runs, tmp_path):
+    folder = tmp_path / "taught"
+    shutil.copytree(runs / "main", folder)
+    manifest = json.loads((folder / "passlora.json").read_text())
+    manifest["tasks"][-1]["learnt"] = "2001-01-01T00:00:00+00:00"
+    (folder / "passlora.json").write_text(json.dumps(manifest))
+    text = page.render([page.read_run(folder)])
+    assert "Not measured" in text and f"passlora robustness {folder} --data" in text and "least under fog" not in text
 
 
 def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
@@ -147,6 +201,11 @@ def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
     (folder / "results.json").write_text('{"finished": true}')
     with pytest.raises(PassloraError, match="cannot be read"):
         page.render([page.read_run(folder)])
+    for name, value in (("seconds", "x"), ("bias", [1, 2, 3]), ("task_sizes", {})):
+        results = json.loads((runs / "main" / "results.json").read_text())
+        (folder / "results.json").write_text(json.dumps({**results, name: value}))
+        code, _, err = cli("report", folder, "--html", tmp_path / "x.html")
+        assert code == 2 and "Traceback" not in err and len(err.splitlines()) == 1, err
     (folder / "results.json").write_text('{"finished": false}')
     with pytest.raises(PassloraError, match="not finished"):
         page.read_run(folder)

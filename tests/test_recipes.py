@@ -1,8 +1,9 @@
-"""Every recipe starts: two real optimizer steps on stand-in images, with its own network, protocol and losses."""
+"""Every recipe starts: real optimizer steps on stand-in images, with its own network, protocol and losses."""
 
 from __future__ import annotations
 
 import io
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import yaml
 from PIL import Image
 
 from passlora import train
+from passlora.batches import TrainPlans
 from passlora.config import load
+from passlora.learner import Learner, TaskData
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "accelerate_configs")
@@ -25,11 +28,11 @@ class EnoughError(Exception):
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory):
-    """Parquet with two images a class: 72 px where the recipe decodes large images, 32 px elsewhere."""
+    """Parquet with an image a class and split: 72 px where the recipe decodes large images, 32 px elsewhere."""
     import datasets
 
-    def make(classes, side):
-        folder = tmp_path_factory.getbasetemp() / f"standin-{classes}-{side}"
+    def make(classes, side, test):
+        folder = tmp_path_factory.getbasetemp() / f"standin-{classes}-{side}-{test}"
         if folder.is_dir():
             return folder
         rng, pictures = np.random.default_rng(0), []
@@ -40,7 +43,7 @@ def stand_in(tmp_path_factory):
         features = datasets.Features(
             {"image": datasets.Image(), "label": datasets.ClassLabel(names=[f"c{i}" for i in range(classes)])}
         )
-        for split in ("train", "test"):
+        for split in ("train", test):
             columns = {"image": [pictures[i % 20] for i in range(classes)], "label": list(range(classes))}
             table = datasets.Dataset.from_dict(columns, features=features)
             (folder / split).parent.mkdir(exist_ok=True)
@@ -51,30 +54,47 @@ def stand_in(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_two_steps_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
+def test_two_steps_a_task_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
+    """Two steps of the first task, then two of the second, where teacher and prototypes take part."""
     recipe = yaml.safe_load(path.read_text())
     total = 1000 if recipe["dataset_name"] == "ILSVRC/imagenet-1k" else CLASSES[recipe["dataset_name"]]
-    data = stand_in(total, 72 if recipe.get("image_size") == 224 else 32)
-    changes = {"dataset_name": str(data), "per_device_train_batch_size": 2, "output_dir": str(tmp_path / "run")}
+    data = stand_in(total, 72 if recipe.get("image_size") == 224 else 32, recipe.get("dataset_test_split", "test"))
+    changes = {"dataset_name": str(data), "per_device_train_batch_size": 1, "num_train_epochs": 1, "lr_milestones": [1]}
     if "deit" in recipe["model_name_or_path"]:
-        changes["pretrained"] = False  # random weights of the same network: tests have no network
-    config = load(str(path), {**changes, "compare": [], "dataloader_num_workers": 0})
-    losses = []
+        changes |= {"pretrained": False, "image_size": 64}  # random weights, and small inputs: no network, no GPU
+    elif "image_size" in recipe:
+        changes |= {"image_size": 65 if recipe["image_size"] == 224 else 16}  # the stem for large images, or for small
+    flags = {"compare": [], "dataloader_num_workers": 0, "max_train_per_class": 1, "max_test_per_class": 1}
+    config = load(str(path), {**changes, **flags, "output_dir": str(tmp_path / "run")})
+    everything, seen = TrainPlans.__iter__, []
+    monkeypatch.setattr(TrainPlans, "steps_per_epoch", 2)
+    monkeypatch.setattr(TrainPlans, "__iter__", lambda self: islice(everything(self), 2))
+    losses_of, evaluate = Learner._losses, Learner.evaluate
+
+    def losses(self, *arguments):
+        found = losses_of(self, *arguments)
+        assert found.total.isfinite()
+        seen.append((self.task, found.old.item(), found.kd.item()))
+        return found
 
     def step(self, closure=None):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        assert gradients and all(g.isfinite().all() for g in gradients)
-        losses.append(sum(float(g.abs().sum()) for g in gradients))
+        assert gradients and all(gradient.isfinite().all() for gradient in gradients)
         result = real(self, closure)
-        if len(losses) == 2:
+        if len(seen) == 4:
             raise EnoughError
         return result
 
     real = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", step)
+    monkeypatch.setattr(Learner, "_losses", losses)
+    few = lambda self, data, modes: evaluate(self, TaskData(data.images, data.rows[:4], data.classes), modes)
+    monkeypatch.setattr(Learner, "evaluate", few)
     with pytest.raises(EnoughError):
         train(config, lambda message: None)
-    assert all(total > 0 for total in losses)
+    assert [task for task, _, _ in seen] == [0, 0, 1, 1]
+    assert all(old == kd == 0 for _, old, kd in seen[:2]), "nothing to remember yet"
+    assert all(old > 0 for _, old, _ in seen[2:]) and seen[3][2] > 0, "prototypes; and the student has left its teacher"
 
 
 def test_accelerate_reads_its_configurations():

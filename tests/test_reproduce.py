@@ -81,6 +81,39 @@ def test_protocols_are_those_of_the_recipes(path, settings):
     ours = Config.make(**settings).flat()
     different = {k for k in ours if ours[k] != recipe[k]}
     assert different <= {"output_dir", "extra_inference", "brightness", "dataloader_num_workers", "save_epochs"}
+    assert recipe["brightness"] == pytest.approx(ours["brightness"], abs=1e-3)
+
+
+def test_rows_stay_what_they_are_whatever_the_flags(tmp_path):
+    """A switch that a row's preset sets is the row's; others are the user's."""
+    cells = configurations("table-6", "mini", {"kd_weight": 20, "gamma": 3}, tmp_path)
+    weights = {row: by_seed[0].method.kd_weight for (row, _), by_seed in cells.items()}
+    assert weights["finetune"] == weights["joint"] == 0 and weights["PASS++"] == weights["KD only"] == 20
+    assert all(by_seed[0].method.gamma == 3 for by_seed in cells.values())
+    ablation = configurations("table-7", "mini", {"proto_aug": "implicit"}, tmp_path)
+    assert ablation["KD only", "mini"][0].method.proto_aug == "none"
+
+
+def test_one_dataset_is_not_taken_for_another(tmp_path):
+    with pytest.raises(PassloraError, match="several datasets: say with --columns"):
+        configurations("table-2", "full", {"dataset_name": "/data/cifar100"}, tmp_path)
+    columns = ("CIFAR-100 T=5", "CIFAR-100 T=20")
+    cells = configurations("table-2", "full", {"dataset_name": "/data/cifar100"}, tmp_path, columns)
+    assert {column for _, column in cells} == set(columns)
+    with pytest.raises(PassloraError, match="did you mean 'CIFAR-100 T=20'"):
+        configurations("table-2", "full", {}, tmp_path, ("CIFAR-100 T=21",))
+    with pytest.raises(PassloraError, match="mini has one column"):
+        configurations("table-2", "mini", {}, tmp_path, columns)
+
+
+def test_a_knob_that_is_new_does_not_change_where_runs_lie(tmp_path, monkeypatch):
+    from passlora import config as module
+
+    before = configurations("table-3", "mini", {}, tmp_path)["PASS++", "mini"][0].training.output_dir
+    knob = module.FIELDS["gamma"]
+    monkeypatch.delitem(module.FIELDS, "gamma")
+    assert configurations("table-3", "mini", {}, tmp_path)["PASS++", "mini"][0].training.output_dir == before
+    monkeypatch.setitem(module.FIELDS, "gamma", knob)
 
 
 def test_the_papers_ablation_is_quoted():
@@ -111,7 +144,8 @@ def test_an_experiment_from_the_command_line(tmp_path, cli):
     deviation = next(row["deviation"] for row in rows if (row["method"], row["metric"]) == ("vanilla ensemble", "avg"))
     assert float(deviation) == pytest.approx(stdev(vanilla), abs=1e-3)
     page = (folder / "table-a2.md").read_text()
-    assert "passlora reproduce table-a2 --scale mini" in page and len(re.findall(r"^\| .*ensemble", page, re.M)) == 2
+    assert "passlora reproduce table-a2 --scale mini --dataset_name digits" in page and "--seeds 0 1" in page
+    assert "over 2 seeds" in page and len(re.findall(r"^\| .*ensemble", page, re.M)) == 2
     assert (folder / "table-a2.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "table-a2.svg").read_text()
     code, again, _ = cli("reproduce", "table-a2", *flags)
@@ -188,6 +222,26 @@ def test_curves_under_corruptions(tmp_path, cli):
     assert kept["curves"]["clean"] == pytest.approx(json.loads(results.read_text())["stage_accuracy"])
     assert kept["values"]["mean"] == pytest.approx(mean(kept["values"][name] for name in CORRUPTIONS))
     assert all(f"\n{name} " in out for name in CORRUPTIONS)
+
+
+def test_classifiers_fitted_anew_on_features(tmp_path, cli):
+    flags = [
+        *TINY,
+        "--dataset_name",
+        "digits",
+        "--num_tasks",
+        "2",
+        "--max_train_per_class",
+        "8",
+        "--output_dir",
+        tmp_path,
+    ]
+    code, out, err = cli("reproduce", "features", *flags)
+    assert code == 0 and "slda_refitted" in out, err
+    kept = json.loads((tmp_path / "features/mini/mini/pretrained/seed_0.json").read_text())["values"]
+    assert kept["last"] == pytest.approx(kept["slda_refitted"]), "in two tasks or at once: SLDA is the same"
+    joint = json.loads((tmp_path / "features/mini/mini/joint/seed_0.json").read_text())["values"]
+    assert joint["slda_refitted"] != kept["slda_refitted"], "training has changed the features"
 
 
 def test_memory_is_the_papers(tmp_path, cli):

@@ -15,7 +15,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") === "ascending";
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const value = (row) => row.cells[head.cellIndex].dataset.value ?? row.cells[head.cellIndex].textContent;
+      const value = (row) => row.cells[head.cellIndex].textContent;
       const isNumber = head.dataset.kind === "number";
       const sorted = [...body.rows].sort((a, b) =>
         isNumber ? value(a) - value(b) : value(a).localeCompare(value(b), undefined, { numeric: true }));
