@@ -345,8 +345,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "table-7": Experiment(
         "Table 7: what each part adds",
-        "Each row adds one part to the row above. `+ SST` is PASS, as in the paper's Table 2, with one prototype a class; "
-        "the ensemble comes with the prototypes that it reads, one a class and rotation.",
+        "Each row adds one part to the row above. `+ SST` is PASS, as in the paper's Table 2, with one prototype a "
+        "class; the ensemble comes with the prototypes that it reads, one a class and rotation.",
         TABLE_7,
         (
             ablation("KD only", {"preset": "lwf-kd"}, (17.15, 8.46, 8.57, 9.71, 6.53, 6.60), None),
