@@ -20,6 +20,7 @@ from passlora.learner import Learner, TaskData
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "accelerate_configs")
 CLASSES = {"digits": 10, "uoft-cs/cifar100": 100, "zh-plus/tiny-imagenet": 200, "clane9/imagenet-100": 100}
+CLASSES["ILSVRC/imagenet-1k"] = 100  # as many tasks, of fewer classes
 
 
 class EnoughError(Exception):
@@ -57,7 +58,7 @@ def stand_in(tmp_path_factory):
 def test_two_steps_a_task_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
     """Two steps of the first task, then two of the second, where teacher and prototypes take part."""
     recipe = yaml.safe_load(path.read_text())
-    total = 1000 if recipe["dataset_name"] == "ILSVRC/imagenet-1k" else CLASSES[recipe["dataset_name"]]
+    total = CLASSES[recipe["dataset_name"]]
     data = stand_in(total, 72 if recipe.get("image_size") == 224 else 32, recipe.get("dataset_test_split", "test"))
     changes = {"dataset_name": str(data), "per_device_train_batch_size": 1, "num_train_epochs": 1, "lr_milestones": [1]}
     if "deit" in recipe["model_name_or_path"]:

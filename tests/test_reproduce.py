@@ -156,7 +156,7 @@ def test_an_experiment_from_the_command_line(tmp_path, cli):
 
 def test_baselines_and_joint_training_in_one_table(tmp_path, cli):
     """Rows that train nothing, that have one task only, and that rotate, side by side."""
-    code, out, err = cli("reproduce", "table-6", "--scale", "mini", *FEW, "--output_dir", tmp_path)
+    code, out, err = cli("reproduce", "table-6", "--scale", "mini", *FEW[:-1], "--output_dir", tmp_path)  # one seed
     assert code == 0, err
     table = out[out.rindex("Table 6") :]
     assert all(f"\n{row.name} " in table for row in EXPERIMENTS["table-6"].rows)
