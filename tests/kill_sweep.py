@@ -97,7 +97,8 @@ def fingerprint(folder: Path) -> dict[str, str]:
     if (folder / "results.json").is_file():
         results = json.loads((folder / "results.json").read_text())
         for part in (results, *results["compare"].values()):
-            part.pop("seconds")
+            for name in ("seconds", "train_seconds", "test_seconds", "peak_memory_bytes"):
+                part.pop(name, None)
         found["results"] = json.dumps(results, sort_keys=True)
     manifest = json.loads((folder / "passlora.json").read_text())
     for task in manifest["tasks"]:

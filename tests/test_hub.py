@@ -295,7 +295,8 @@ def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
     pulled = tmp_path / "digits"
     for name in names(pulled) - {".lock", "README.md"}:
         assert (pulled / name).read_bytes() == (model / name).read_bytes() and not (pulled / name).is_symlink()
-    assert names(model) - names(pulled) == {"config.yaml", "training_log.jsonl", "accuracy_matrix.png"}
+    of_the_run = {"config.yaml", "training_log.jsonl", "accuracy_matrix.png", "confusion_matrix.csv"}
+    assert names(model) - names(pulled) == of_the_run
 
     cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), "--num_train_epochs", "1")
     hub.push(model, REPO)
