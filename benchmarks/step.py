@@ -1,86 +1,104 @@
-"""One LoRA training step at full size: images a second, peak memory, and who gets gradients.
-
-    python -m benchmarks.step --batch 8 --steps 3
-
-Random weights (the arithmetic is the same) and random images; second task, so that teacher, prototypes, hardness and
-distillation are all in the step.
-"""
+"""The training step: against what it cannot do without, against the usual implementation, and what feeds it."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import time
+import gc
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 
 from passlora import Config
-from passlora.batches import Batch, Images
-from passlora.data import ArrayRows, Split
-from passlora.learner import Learner, TaskData
-from passlora.memory import Statistics
+from passlora.batches import TrainPlans
+from passlora.learner import Learner
+from passlora.views import rotate
+
+from . import floor
+from .reference import Reference
+from .scene import DEIT, LORA, RESNET, Scene
+from .timing import Row, interleave, ratios
+
+LORA_NAME, DEIT_NAME, RESNET_NAME = (
+    "vit-mini with LoRA, 64 px, batch 16",
+    "DeiT-S/16 with LoRA, 224 px, batch 2",
+    "ResNet-18, 32 px, batch 8",
+)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_small_patch16_224", help="timm name, or passlora/vit-mini")
-    parser.add_argument("--batch", type=int, default=8, help="images a step (each in four views)")
-    parser.add_argument("--steps", type=int, default=3, help="steps to time, after one to warm up")
-    parser.add_argument("--classes", type=int, default=10, help="old classes, and new ones")
-    options = parser.parse_args()
+def against_floor(rounds: int) -> Iterator[Row]:
+    """A whole step (data, views, student, teacher, prototypes, hardness, distillation, Adam) against the bare one."""
+    bare_lora = floor.transformer("deit_tiny_patch16_224", 64, 64, img_size=64, depth=6)
+    bare_deit = floor.transformer("deit_small_patch16_224", 8, 224)
+    cases: list[tuple[str, dict[str, Any], int, int, Any]] = [
+        (LORA_NAME, LORA, 16, 8, bare_lora),
+        (DEIT_NAME, DEIT, 2, 2, bare_deit),
+        (RESNET_NAME, RESNET, 8, 3, floor.resnet18(32, 32)),
+    ]
+    for name, settings, batch, count, bare in cases:
+        scene = Scene(settings, batch, count, epochs=2)
+        seconds = interleave({"ours": scene.second_epoch, "floor": floor.steps(bare, count)}, rounds)
+        yield Row(f"{name}: a step", [s / count for s in seconds["ours"]], "s")
+        yield Row(f"{name}: a step, over the floor", ratios(seconds, "ours", "floor"), "times", "<= 1.10")
 
-    pretrained = options.model == "passlora/vit-mini"
-    config = Config.make(model_name_or_path=options.model, pretrained=pretrained, num_tasks=2)
-    learner = Learner(config, Accelerator())
-    network, old = learner.network, options.classes
-    network.grow(old)
-    statistics = Statistics(4 * old, network.backbone.feature_dim, full=False)
-    statistics.add(torch.randn(12 * old, network.backbone.feature_dim), torch.arange(12 * old) % (4 * old))
-    learner.memory.remember(statistics)
-    network.backbone.become_teacher()
-    network.grow(old)
 
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 255, (options.batch, 32, 32, 3)).astype(np.uint8)
-    classes = old + np.arange(options.batch) % old
-    images = Images(Split(ArrayRows(pixels, "noise"), classes), network.backbone.image_size, config.data, "noise")
-    data = TaskData(images, np.arange(options.batch), classes)
-    rows = np.arange(options.batch)
-    batch = Batch(images.cache, torch.rand(options.batch, 6), rows, rows)
-    optimizer = torch.optim.Adam(network.trainable(), lr=config.training.learning_rate)
-    network.train()
+def against_usual(rounds: int) -> Iterator[Row]:
+    """Whole epochs against the usual implementation, which reference.py writes down."""
+    for name, settings, batch, count in ((RESNET_NAME, RESNET, 8, 3), (LORA_NAME, LORA, 16, 8)):
+        scene = Scene(settings, batch, count, epochs=2)
+        seconds = interleave({"ours": scene.second_epoch, "usual": Reference.beside(scene)}, rounds)
+        yield Row(f"{name}: an epoch", [scene.count / s for s in seconds["ours"]], "images/s")
+        yield Row(f"{name}: an epoch, usual implementation", [scene.count / s for s in seconds["usual"]], "images/s")
+        yield Row(f"{name}: over the usual implementation", ratios(seconds, "usual", "ours"), "times", ">= 2")
 
-    def step() -> float:
-        optimizer.zero_grad()
-        losses = learner._losses(network, batch, data, options.batch, torch.Generator().manual_seed(0))
-        losses.total.backward()
-        optimizer.step()
-        return losses.total.item()
 
-    step()
-    seconds = []
-    for _ in range(options.steps):
-        began = time.perf_counter()
-        loss = step()
-        seconds.append(time.perf_counter() - began)
-    with_gradient = {name for name, p in network.named_parameters() if p.grad is not None}
-    assert all(".lora_" in name or name.startswith("head.") for name in with_gradient), "a frozen weight got a gradient"
-    report = {
-        "model": options.model,
-        "batch": options.batch,
-        "loss": round(loss, 3),
-        "images_per_second": round(options.batch / float(np.median(seconds)), 2),
-        "views_per_second": round(4 * options.batch / float(np.median(seconds)), 2),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "tensors_with_gradient": len(with_gradient),
-        "weights_with_gradient": sum(p.numel() for name, p in network.named_parameters() if name in with_gradient),
-        "threads": torch.get_num_threads(),
+def options(rounds: int) -> Iterator[Row]:
+    """What the options that trade memory, start-up or augmentation for time do to an epoch."""
+    plain = {**LORA, "crop_padding": 0, "horizontal_flip": False, "brightness": 0}
+    chosen = {
+        "gradient_checkpointing": {"gradient_checkpointing": True},
+        "cache_teacher (5 epochs, its pass included)": {"cache_teacher": True},
+        "torch_compile_backend inductor (compiled before)": {"torch_compile_backend": "inductor"},
     }
-    print(json.dumps(report, indent=2))
+    for name, option in chosen.items():
+        with_it, without = (Scene({**plain, **extra}, 16, 4, epochs=5) for extra in (option, {}))
+        seconds = interleave({"with": with_it.train, "without": without.train}, rounds)
+        yield Row(f"vit-mini with LoRA: {name}, over training without", ratios(seconds, "with", "without"), "times")
 
 
-if __name__ == "__main__":
-    main()
+def teacher_memory(rounds: int) -> Iterator[Row]:
+    """What appears when a teacher is made: bytes of live tensors, before and after."""
+    for name, settings, goal in (("DeiT-S/16 with LoRA", DEIT, "<= 1"), ("ResNet-18 (a copy)", RESNET, "")):
+        learner = Learner(Config.make(**settings, num_tasks=2), Accelerator())
+        before = live_bytes()
+        learner.network.backbone.become_teacher()
+        yield Row(f"{name}: memory of the teacher", [(live_bytes() - before) / 2**20], "MB", goal)
+
+
+def live_bytes() -> int:
+    """Of all tensors that Python can reach, each storage once."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor):
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def feeding(rounds: int) -> Iterator[Row]:
+    """Images made ready for the network: drawn, augmented, resized, rotated."""
+    for name, settings, batch, count in ((LORA_NAME, LORA, 16, 8), (RESNET_NAME, RESNET, 8, 3)):
+        scene = Scene(settings, batch, count, epochs=2)
+        backbone = scene.learner.network.backbone
+        plans = TrainPlans(np.arange(scene.count), batch, 1, (0, 0), 0, 1)
+
+        def feed(scene: Scene = scene, backbone: Any = backbone, plans: TrainPlans = plans) -> None:
+            for part in scene.images.batches(plans):
+                assert part.uniforms is not None
+                rotate(backbone.prepare(scene.images.augment(part.images, part.uniforms)), 4)
+
+        seconds = interleave({"feeding": feed, "training": scene.second_epoch}, rounds)
+        yield Row(f"{name}: feeding", [scene.count / s for s in seconds["feeding"]], "images/s")
+        yield Row(f"{name}: feeding, over the step's appetite", ratios(seconds, "training", "feeding"), "times", ">= 5")

@@ -21,6 +21,7 @@ SAFETENSORS = "model.safetensors"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 MAX_WEIGHTS = 2 * 10**9  # of an architecture that a file describes
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _BLOCK = r"(.*\.)?blocks\.\d+\."
 LORA_TARGETS = {
     "qkv": _BLOCK + r"attn\.(qkv|q_proj|k_proj|v_proj)",
@@ -43,6 +44,9 @@ class Backbone(nn.Module):
         self.feature_dim = int(config.feature_dim or own)  # type: ignore[arg-type]
         self.has_lora = config.lora_r > 0
         self.body: Any = add_lora(network, config) if self.has_lora else network
+        if not self.has_lora:
+            self.body.to(memory_format=torch.channels_last)  # convolutions train faster so
+        self._lora_layers: list[Any] = [m for m in self.body.modules() if hasattr(m, "lora_A")]
         self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()
         self.has_teacher = False
 
@@ -53,6 +57,31 @@ class Backbone(nn.Module):
         """Frozen weights stay in eval mode: no batch statistics move, no layer is dropped."""
         super().train(mode and not self.has_lora)
         return self
+
+    def checkpoint_gradients(self, enable: bool) -> None:
+        """Activations inside blocks are computed again in the backward pass, under the adapter that is active then.
+
+        That is the student's: `teacher` switches back before it returns.
+        """
+        network = self.body.get_base_model() if self.has_lora else self.body
+        if enable and not self.has_lora and any(isinstance(m, BATCH_NORM) for m in network.modules()):
+            raise PassloraError(
+                "gradient_checkpointing would show each batch twice to this backbone's batch normalisation"
+            )
+        try:
+            network.set_grad_checkpointing(enable)
+        except (AssertionError, AttributeError):
+            if enable:
+                raise PassloraError("this backbone of timm has no gradient checkpointing") from None
+
+    def compile_network(self, backend: str) -> None:
+        """By torch.compile, in place: names of weights stay, and student and teacher get a graph each."""
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise PassloraError(f"torch.compile has no backend {backend!r}{nearest(backend, known)}")
+        for network in (self.body, *self._teacher):
+            if network._compiled_call_impl is None:
+                network.compile(backend=backend)
 
     def become_teacher(self) -> None:
         """Freeze the present state as the teacher of the next task."""
@@ -97,11 +126,16 @@ class Backbone(nn.Module):
         """f_old(x). Called before the student's forward, so that no graph spans the switch of adapters."""
         if not self.has_lora:
             return self._teacher[0](x)
-        self.body.set_adapter("teacher")
+        self._switch_to("teacher")
         try:
             return self.body(x)
         finally:
-            self.body.set_adapter("default")
+            self._switch_to("default")
+
+    def _switch_to(self, adapter: str) -> None:
+        """Layer by layer: peft's own switch looks for them among all modules, twice a step."""
+        for layer in self._lora_layers:
+            layer.set_adapter(adapter)
 
     def prepare(self, images: Tensor) -> Tensor:
         """uint8 or float images in 0..255, any size -> normalised input of the network."""
@@ -322,6 +356,8 @@ def add_lora(network: Any, config: ModelConfig) -> Any:
     """Freeze the network and put LoRA (B = 0) on the layers that the pattern matches."""
     from peft import LoraConfig, get_peft_model
 
+    from .adapter import LoraLinear
+
     pattern = LORA_TARGETS.get(config.lora_target_modules, config.lora_target_modules)
     layers = [name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     matched = [name for name in layers if re.fullmatch(pattern, name)]
@@ -344,4 +380,5 @@ def add_lora(network: Any, config: ModelConfig) -> Any:
         lora_alpha=config.lora_alpha if config.lora_alpha is not None else config.lora_r,  # type: ignore[arg-type]
         target_modules=pattern,
     )
+    lora._register_custom_module({nn.Linear: LoraLinear})
     return get_peft_model(network, lora).eval()

@@ -64,6 +64,13 @@ class Images:
     def is_small(self) -> bool:
         return self.cache is not None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether an image looks different from epoch to epoch."""
+        config = self.config
+        crop = config.crop_padding if self.is_small else config.rrc_min_scale
+        return bool(crop or config.horizontal_flip or config.brightness)
+
     def __len__(self) -> int:
         return len(self.split)
 

@@ -52,7 +52,7 @@ def load_checkpoint(
     network.head.load_state_dict(part("head/"))
     for i, parameter in enumerate(network.trainable()):
         moments = part(f"adam/{i}/")
-        optimizer.state[parameter] = {name: moments[name].to(device if name != "step" else "cpu") for name in MOMENTS}
+        optimizer.state[parameter] = {name: moments[name].to(device) for name in MOMENTS}
     draws.set_state(state["draws"])
     torch.set_rng_state(state["random"])
     if "random_cuda" in state:

@@ -302,6 +302,17 @@ class TrainingConfig:
     mixed_precision: Literal["no", "fp16", "bf16"] | None = knob(
         None, "precision of the forward pass (none: as accelerate is configured)"
     )
+    gradient_checkpointing: bool = knob(
+        False, "keep no activations inside the backbone's blocks and compute them again: less memory, more time"
+    )
+    torch_compile_backend: str | None = knob(
+        None, "compile the backbone by torch.compile with this backend, such as inductor (none: do not)"
+    )
+    cache_teacher: bool = knob(
+        False,
+        "run the teacher once a task instead of once an epoch: needs an augmentation without chance, and keeps "
+        "4 bytes for each feature of each view of the task's images",
+    )
     save_epochs: int | None = knob(None, "also save inside a task, every so many epochs (none: after each task)")
     save_steps: int | None = knob(None, "also save inside a task, every so many steps")
     keep_tasks: Literal["all", "last"] = knob(

@@ -32,6 +32,7 @@ from .objective import Losses, logit_losses, objective
 from .progress import progress
 from .views import nodes, rotate
 
+Teacher = Callable[[Tensor, Batch], Tensor]  # rotated rows of a process's share -> features of the whole batch
 LOSS_NAMES = ("total", "new", "old", "kd")
 
 
@@ -124,8 +125,13 @@ class Learner:
             accelerator.num_processes,
             start=0 if checkpoint is None else int(checkpoint["step"]),
         )
-        optimizer = torch.optim.Adam(
-            self.network.trainable(), lr=training.learning_rate, weight_decay=training.weight_decay
+        backbone = self.network.backbone
+        backbone.checkpoint_gradients(training.gradient_checkpointing)
+        if training.torch_compile_backend is not None:
+            backbone.compile_network(training.torch_compile_backend)
+        teacher = self._teacher(data)
+        optimizer = torch.optim.Adam(  # fused: one pass over the weights, and no waiting for a step's number
+            self.network.trainable(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
         model, prepared = accelerator.prepare(self.network, optimizer)
         draws = generator("draws", training.seed, self.task, device=accelerator.device)
@@ -145,7 +151,7 @@ class Learner:
             group, group_size = groups[step_in_epoch]
             update = last or groups[step_in_epoch + 1][0] != group
             with nullcontext() if update else accelerator.no_sync(model):
-                losses = self._losses(model, batch, data, plans.batch_size, draws)
+                losses = self._losses(model, batch, data, plans.batch_size, draws, teacher)
                 accelerator.backward(losses.total / group_size)
             learning_rate = training.learning_rate * lr_scale(epoch + group / updates_per_epoch, training)
             if update:
@@ -164,26 +170,31 @@ class Learner:
                 done = torch.tensor((step + 1) // plans.steps_per_epoch)
                 on_checkpoint({"task": torch.tensor(self.task), "epoch": done, **state})
         bar.close()
-        self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        self.network = accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False)
         for buffer in self.network.buffers():  # batch statistics are a process's own until its next forward
             buffer.copy_(broadcast(buffer))
         accelerator.free_memory()
         self.network.eval()
 
-    def _losses(self, model: Any, batch: Batch, data: TaskData, draw_count: int, draws: torch.Generator) -> Losses:
+    def _losses(
+        self,
+        model: Any,
+        batch: Batch,
+        data: TaskData,
+        draw_count: int,
+        draws: torch.Generator,
+        teacher: Teacher | None,
+    ) -> Losses:
         """Eq. 12 on one batch."""
         method, device, backbone = self.config.method, self.accelerator.device, self.network.backbone
         images = batch.images.to(device, non_blocking=True)
         assert batch.uniforms is not None
         x = rotate(backbone.prepare(data.images.augment(images, batch.uniforms)), method.num_views)
-        count = len(batch.batch_rows)
-        z_teacher = draw = None
-        if backbone.has_teacher and method.kd_weight > 0:
-            with self.accelerator.autocast():
-                z_teacher = self._whole_batch(backbone.teacher(x).float(), count)
+        z_teacher = None if teacher is None else teacher(x, batch)
+        draw = None
         if self.memory.num_classes and method.proto_aug != "none":
             draw = self.memory.draw(draw_count, draws, with_noise=method.proto_aug == "explicit")
-        z = self._whole_batch(run_student(model, x), count)
+        z = self._whole_batch(run_student(model, x), len(batch.batch_rows))
         classes = torch.from_numpy(data.classes[batch.batch_rows]).to(device, non_blocking=True)
         labels = nodes(classes, method.num_views)
         if method.kd_on == "logits":
@@ -203,6 +214,40 @@ class Learner:
         parts = list(self.accelerator.gather(z.detach()).chunk(world))
         parts[self.accelerator.process_index] = z * world - z.detach() * (world - 1)
         return torch.cat(parts)[: count * self.config.method.num_views]
+
+    # --- the teacher -------------------------------------------------------------------------------------------
+
+    def _teacher(self, data: TaskData) -> Teacher | None:
+        """How the steps of a task come by the teacher's features: by running it, from a cache, or not at all."""
+        if not self.network.backbone.has_teacher or self.config.method.kd_weight == 0:
+            return None
+        return self._cached_teacher(data) if self.config.training.cache_teacher else self._run_teacher
+
+    def _run_teacher(self, x: Tensor, batch: Batch) -> Tensor:
+        with self.accelerator.autocast():
+            return self._whole_batch(self.network.backbone.teacher(x).float(), len(batch.batch_rows))
+
+    @torch.no_grad()
+    def _cached_teacher(self, data: TaskData) -> Teacher:
+        """One pass over the task's images, before its first step: a resumed task finds the same features."""
+        if data.images.is_random:
+            raise PassloraError(
+                "cache_teacher needs images that look the same in every epoch: set --horizontal_flip false "
+                "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
+            )
+        accelerator, backbone, views = self.accelerator, self.network.backbone, self.config.method.num_views
+        device, size = accelerator.device, self.config.training.per_device_eval_batch_size
+        place = torch.zeros(len(data.classes), dtype=torch.long)
+        place[torch.from_numpy(data.rows)] = torch.arange(len(data.rows))
+        kept = torch.zeros(len(data.rows), views, backbone.feature_dim, device=device)
+        plans = eval_plans(data.rows, size, accelerator.process_index, accelerator.num_processes)
+        for batch in progress(data.images.batches(plans), desc="asking the teacher", unit="batch"):
+            x = rotate(backbone.prepare(batch.images.to(device, non_blocking=True)), views)
+            with accelerator.autocast():
+                z = backbone.teacher(x).float()
+            kept[place[batch.rows].to(device)] = z.unflatten(0, (-1, views))
+        kept = accelerator.reduce(kept, reduction="sum")
+        return lambda x, batch: kept[place[batch.batch_rows].to(device, non_blocking=True)].flatten(0, 1)
 
     # --- remembering -------------------------------------------------------------------------------------------
 

@@ -37,6 +37,15 @@ class Network(nn.Module):
     def trainable(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
 
+    def as_memory_allows(self, x: Tensor) -> Tensor:
+        """Features of the rows, in halves where they do not fit into a GPU's memory at once."""
+        try:
+            return self(x)
+        except torch.OutOfMemoryError:
+            if len(x) == 1:
+                raise
+        return torch.cat([self.as_memory_allows(half) for half in x.chunk(2)])
+
     @torch.no_grad()
     def scores(
         self,
@@ -51,8 +60,8 @@ class Network(nn.Module):
         """
         x = self.backbone.prepare(images)
         views = self.num_views if any(mode in ROTATED_INFERENCE for mode in modes) else 1
-        with precision or nullcontext():
-            z = self(rotate(x, views)).float()
+        with precision or nullcontext():  # as many rows at a time as with one view: no more memory for four
+            z = torch.cat([self.as_memory_allows(rows).float() for rows in rotate(x, views).split(len(x))])
         logits = self.head(z)
         scores = {}
         for mode in modes:

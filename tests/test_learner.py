@@ -108,11 +108,11 @@ def test_the_student_runs_once_a_step_and_the_teacher_without_autograd(tiny, acc
     learner.learn(task_data(config, images, labels, range(6)), 6)
     calls = []
     body = learner.network.backbone.body
-    forward = body.forward
+    forward, layer = body.forward, body.base_model.model.blocks[0].attn.qkv
     monkeypatch.setattr(
         body,
         "forward",
-        lambda x: (calls.append((body.active_adapter, torch.is_grad_enabled())), forward(x))[1],
+        lambda x: (calls.append((layer.active_adapters[0], torch.is_grad_enabled())), forward(x))[1],
     )
     learner._train(task_data(config, images, labels, range(6)), lambda log: None, lambda state: None, None, "test")
     steps = -(-36 // 8)

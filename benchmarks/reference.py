@@ -1,0 +1,101 @@
+"""The usual way to write PASS-like training, as public code does it: slow on purpose, correct all the same.
+
+The student runs twice a step (for the loss, and for the distance to the teacher), the teacher is a copied backbone that
+keeps its autograd graph, every image is augmented by Pillow in a Python loop, old classes are drawn and their features
+made one by one with numpy, and the loss leaves the device at each step.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Pictures(Dataset[Any]):
+    """Pad, crop, flip and brighten by Pillow, then to the network's size: one image at a time."""
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, side: int) -> None:
+        self.pixels, self.labels, self.side = pixels, labels, side
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        image = ImageOps.expand(Image.fromarray(self.pixels[row]), border=4)
+        left, top = random.randint(0, 8), random.randint(0, 8)
+        image = image.crop((left, top, left + 32, top + 32))
+        if random.random() < 0.5:
+            image = ImageOps.mirror(image)
+        image = ImageEnhance.Brightness(image).enhance(1 + 63 / 255 * (2 * random.random() - 1))
+        image = image.resize((self.side, self.side), Image.Resampling.BILINEAR)
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None], int(self.labels[row])
+
+
+class Reference:
+    """One task with the losses of PASS++: new data, prototypes, hard prototypes, distillation."""
+
+    def __init__(self, backbone: nn.Module, dim: int, old: int, new: int, lr: float, settings: dict[str, Any]) -> None:
+        self.backbone, self.old, self.settings = backbone, old, settings
+        self.head = nn.Linear(dim, 4 * (old + new))
+        self.teacher = copy.deepcopy(backbone).eval()
+        rng = np.random.default_rng(0)
+        self.prototypes, self.radius = rng.normal(size=(4 * old, dim)).astype(np.float32), 1.0
+        weights = [p for p in backbone.parameters() if p.requires_grad] + list(self.head.parameters())
+        self.optimizer = torch.optim.Adam(weights, lr=lr)
+
+    @classmethod
+    def beside(cls, scene: Any) -> Callable[[], None]:
+        """An epoch on the scene's images, with a copy of its backbone."""
+        backbone = scene.learner.network.backbone
+        body = copy.deepcopy(backbone.body)
+        config = scene.config
+        settings = {"temperature": config.method.temperature}
+        made = cls(body, backbone.feature_dim, scene.old, scene.new, config.training.learning_rate, settings)
+        pictures = Pictures(scene.pixels, scene.classes, backbone.image_size)
+        batch = config.training.per_device_train_batch_size
+        loader: DataLoader[Any] = DataLoader(pictures, batch_size=batch, shuffle=True)
+        return lambda: made.epoch(loader)
+
+    def epoch(self, loader: DataLoader[Any]) -> None:
+        total = 0.0
+        for images, labels in loader:
+            x = torch.stack([torch.rot90(images, k, (2, 3)) for k in range(4)], 1).reshape(-1, *images.shape[1:])
+            y = torch.stack([labels * 4 + k for k in range(4)], 1).reshape(-1)
+            loss = self.loss(x, y, len(images))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += loss.item()
+
+    def loss(self, x: Tensor, y: Tensor, batch: int) -> Tensor:
+        tau = self.settings["temperature"]
+        loss_new = F.cross_entropy(self.head(self.backbone(x)) / tau, y)
+        z = self.backbone(x)
+        z_old = self.teacher(x)
+        loss_kd = torch.dist(z, z_old, 2)
+        features, labels = [], []
+        for _ in range(batch):
+            node = np.random.randint(len(self.prototypes))
+            mu = self.prototypes[node]
+            features.append(mu + self.radius * np.random.normal(0, 1, mu.shape).astype(np.float32))
+            labels.append(node)
+            same_view = [i for i in range(len(z)) if i % 4 == node % 4]
+            new = z[same_view].detach().numpy()
+            similarity = [float(f @ mu / (np.linalg.norm(f) * np.linalg.norm(mu) + 1e-8)) for f in new]
+            features.append(0.7 * mu + 0.3 * new[int(np.argmax(similarity))])
+            labels.append(node)
+        old = self.head(torch.from_numpy(np.stack(features)).float()) / tau
+        loss_old = F.cross_entropy(old, torch.tensor(labels))
+        return loss_new + 10 * loss_old + 10 * loss_kd

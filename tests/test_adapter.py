@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from passlora.adapter import Adapted, LoraLinear
+
+
+class Net(nn.Module):
+    def __init__(self, bias=True):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 9, bias=bias), nn.Linear(9, 5)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)))
+
+
+def pair(bias=True, dtype=torch.float64):
+    """The same network with peft's layers and with ours, B other than 0."""
+    networks = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        config = LoraConfig(r=2, lora_alpha=3, target_modules=["one", "two"], init_lora_weights=False)
+        if ours:
+            config._register_custom_module({nn.Linear: LoraLinear})
+        networks.append(get_peft_model(Net(bias).to(dtype), config, autocast_adapter_dtype=False).to(dtype))
+    return networks
+
+
+def test_gradients_are_those_of_finite_differences():
+    torch.manual_seed(1)
+    x, a, b = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 6), (2, 6), (9, 2)))
+    weight, bias = torch.randn(9, 6, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x, a, b: Adapted.apply(x, weight, bias, a, b, 1.5), (x, a, b))
+    frozen = x.detach()
+    assert torch.autograd.gradcheck(lambda a, b: Adapted.apply(frozen, weight, None, a, b, 1.5), (a, b))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_computes_what_peft_computes(bias):
+    stock, ours = pair(bias)
+    assert isinstance(ours.base_model.model.one, LoraLinear) and not isinstance(stock.base_model.model.one, LoraLinear)
+    x = torch.randn(4, 7, 6, dtype=torch.float64)
+    results = []
+    for network in (stock, ours):
+        y = network(x)
+        y.square().sum().backward()
+        results.append((y, {name: p.grad for name, p in network.named_parameters() if p.requires_grad}))
+    torch.testing.assert_close(results[1], results[0])
+    assert len(results[0][1]) == 4
+    assert list(stock.state_dict()) == list(ours.state_dict())
+
+
+def test_peft_s_own_ways_stay_open():
+    """Switched off, merged and unloaded."""
+    stock, ours = pair()
+    x = torch.randn(4, 6, dtype=torch.float64)
+    adapted = stock(x)
+    with stock.disable_adapter(), ours.disable_adapter():
+        torch.testing.assert_close(ours(x), stock(x))
+        assert not torch.allclose(ours(x), adapted)
+    ours.merge_adapter()
+    torch.testing.assert_close(ours(x), adapted)
+    ours.unmerge_adapter()
+    torch.testing.assert_close(ours.merge_and_unload()(x), adapted)
+
+
+def test_a_small_update_survives_mixed_precision():
+    """W + s B A would be rounded to W in bfloat16; beside W it is not."""
+    stock, ours = pair(dtype=torch.float32)
+    with torch.no_grad():
+        for network in (stock, ours):
+            network.base_model.model.one.base_layer.weight.fill_(1.0)
+            network.base_model.model.one.lora_A["default"].weight.fill_(1e-2)
+            network.base_model.model.one.lora_B["default"].weight.fill_(1e-2)
+    x = torch.full((2, 6), 1 / 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(x), stock(x))
