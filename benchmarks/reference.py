@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners.lora import Linear
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+
+from passlora.adapter import LoraLinear
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -59,7 +62,10 @@ class Reference:
     def beside(cls, scene: Any) -> Callable[[], None]:
         """An epoch on the scene's images, with a copy of its backbone."""
         backbone = scene.learner.network.backbone
-        body = copy.deepcopy(backbone.body)
+        body = copy.deepcopy(backbone.body).to(memory_format=torch.contiguous_format)
+        for layer in body.modules():
+            if isinstance(layer, LoraLinear):
+                layer.__class__ = Linear  # peft's own
         config = scene.config
         settings = {"temperature": config.method.temperature}
         made = cls(body, backbone.feature_dim, scene.old, scene.new, config.training.learning_rate, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 
 from passlora import Config
 from passlora.batches import Images
@@ -29,11 +31,35 @@ RESNET = {
 }
 
 
+class Photographs:
+    """The images as JPEG of 500 x 375 pixels, ImageNet's usual size, in memory."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.files = []
+        for image in pixels:
+            file = io.BytesIO()
+            Image.fromarray(image).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+            self.files.append(file)
+
+    def image(self, row: int) -> Image.Image:
+        return Image.open(self.files[row])
+
+    def describe(self, row: int) -> str:
+        return f"photograph {row}"
+
+
 class Scene:
     """`train()` is the training of the second task, as `passlora train` does it, on `batch * steps` images of 32 px."""
 
     def __init__(
-        self, settings: dict[str, Any], batch: int, steps: int, old: int = 10, new: int = 10, epochs: int = 1
+        self,
+        settings: dict[str, Any],
+        batch: int,
+        steps: int,
+        old: int = 10,
+        new: int = 10,
+        epochs: int = 1,
+        jpeg: bool = False,
     ) -> None:
         budget = {"num_train_epochs": epochs, "lr_milestones": [1], "per_device_train_batch_size": batch}
         self.config = Config.make(**{**settings, **budget, "num_tasks": 2})
@@ -54,7 +80,7 @@ class Scene:
         rng = np.random.default_rng(0)
         self.pixels = rng.integers(0, 256, (self.count, 32, 32, 3)).astype(np.uint8)
         self.classes = old + np.arange(self.count) % new
-        split = Split(ArrayRows(self.pixels, "noise"), self.classes)
+        split = Split(Photographs(self.pixels) if jpeg else ArrayRows(self.pixels, "noise"), self.classes)
         self.images = Images(split, network.backbone.image_size, self.config.data, "noise")
         self.learner.task = 1
 

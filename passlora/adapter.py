@@ -30,7 +30,7 @@ class Adapted(torch.autograd.Function):
         x, weight, a, b = ctx.saved_tensors
         rows, out = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         to_a = ((out @ b).T @ rows).mul_(ctx.scale)
-        to_b = (out.T @ (rows @ a.T)).mul_(ctx.scale)
+        to_b = ((rows @ a.T).T @ out).T.mul(ctx.scale)  # in this order, so that the long side is read as it lies
         to_x = gradient @ torch.addmm(weight, b, a, alpha=ctx.scale) if ctx.needs_input_grad[0] else None
         return to_x, None, None, to_a, to_b, None
 
