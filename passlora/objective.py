@@ -7,9 +7,11 @@ views.py), `nodes` their labels, `tau` the temperature of the training logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .config import MethodConfig
@@ -50,20 +52,42 @@ def quadratic_form(weight: Tensor, nodes: Tensor, covariance: Tensor) -> Tensor:
 
     The square is multiplied out, so that only the full form makes a (B, nodes, d) tensor.
     """
-    own = weight[nodes]
-    if covariance.dim() == 0:  # Sigma = r^2 I
-        cross = own @ weight.T
-        squares = weight.square().sum(dim=1)
-        return covariance * (squares[None, :] - 2 * cross + squares[nodes][:, None])
-    if covariance.dim() == 2:  # diagonal
-        cross = (covariance * own) @ weight.T
-        squares = covariance @ weight.square().T
-        own_squares = (covariance * own.square()).sum(dim=1, keepdim=True)
-        return squares - 2 * cross + own_squares
+    if covariance.dim() < 3:
+        return QuadraticForm.apply(weight, nodes, covariance)
     mapped = weight @ covariance  # (B, nodes, d): a full matrix a class is the costly form
     squares = (mapped * weight).sum(dim=2)
-    cross = (mapped @ own[:, :, None])[:, :, 0]
+    cross = (mapped @ weight[nodes][:, :, None])[:, :, 0]
     return squares - 2 * cross + squares.gather(1, nodes[:, None])
+
+
+class QuadraticForm(torch.autograd.Function):
+    """The form for Sigma = r^2 I (r^2 as a scalar) and for diagonal ones (variances (B, d)).
+
+    Its gradient is written out, since autograd would add up four tensors as large as a head of 40,000 nodes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, nodes: Tensor, covariance: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, nodes, covariance)
+        own = weight[nodes]
+        if covariance.dim() == 0:
+            squares = covariance * torch.linalg.vector_norm(weight, dim=1).square()[None, :]
+        else:
+            squares = covariance @ weight.square().T
+        return torch.addmm(squares, covariance * own, weight.T, alpha=-2) + (covariance * own * own).sum(1, True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weight, nodes, covariance = ctx.saved_tensors
+        own = weight[nodes]
+        if covariance.dim() == 0:
+            to_weight = weight * (2 * covariance * gradient.sum(dim=0))[:, None]
+        else:
+            to_weight = (gradient.T @ (2 * covariance)).mul_(weight)
+        to_weight.addmm_(gradient.T, covariance * own, alpha=-2)
+        to_own = 2 * covariance * (gradient.sum(1, True) * own - gradient @ weight)
+        return to_weight.index_add_(0, nodes, to_own), None, None
 
 
 def nearest_new(draw: Draw, z: Tensor, num_views: int) -> Tensor:

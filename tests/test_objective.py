@@ -117,6 +117,15 @@ def test_the_quadratic_form_vanishes_at_the_own_node(case):
         assert form.gather(1, case.draw.nodes[:, None]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("form", ["radius", "diag", "full"])
+def test_the_gradient_of_the_quadratic_form_by_finite_differences(case, form):
+    """A node is drawn twice, so that its two shares add up."""
+    stored, _ = covariances(case)[form]
+    weight, nodes = case.head.weight.detach().requires_grad_(), case.draw.nodes.clone()
+    nodes[1] = nodes[0]
+    assert torch.autograd.gradcheck(lambda w: quadratic_form(w, nodes, stored), (weight,))
+
+
 def nearest_by_loops(case):
     found = []
     for mean, node in zip(case.draw.means, case.draw.nodes, strict=True):
