@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from . import growth, inference, step
+from .profile import draw, profile
 from .timing import Row, table
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "tasks": growth.many_tasks,
     "inference": inference.inference,
     "start-up": inference.start_up,
+    "profile": profile,
 }
 
 
@@ -40,7 +42,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison (default: 7)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     parser.add_argument("--json", metavar="FILE", help="write every round's figures there")
+    parser.add_argument("--picture", metavar="FILE", help="draw what the benchmark `profile` finds there")
     options = parser.parse_args()
+    if options.picture and options.names and "profile" not in options.names:
+        parser.error("--picture goes with the benchmark profile")
     for name in options.names:
         if name not in BENCHMARKS:
             parser.error(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
@@ -56,6 +61,8 @@ def main() -> None:
     threads = torch.get_num_threads()
     print(f"\ntorch {torch.__version__}, {platform.machine()}, {threads} threads, {options.rounds} rounds\n")
     print(table([row for rows in found.values() for row in rows]))
+    if options.picture:
+        draw(found["profile"], options.picture)
     if options.json:
         machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": threads}
         rows = {name: [row.json() for row in rows] for name, rows in found.items()}

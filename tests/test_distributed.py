@@ -65,6 +65,10 @@ def free_port():
 FLAGS = {
     "mean": [],
     "batch norm, accumulation": ["--kd_reduction", "batch", "--gradient_accumulation_steps", "2"],
+    "cached teacher, checkpointed gradients": [
+        *["--cache_teacher", "true", "--gradient_checkpointing", "true"],
+        *["--horizontal_flip", "false", "--crop_padding", "0", "--brightness", "0"],
+    ],
 }
 
 
