@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from . import growth, inference, step
+from .arithmetic import arithmetic
 from .profile import draw, profile
 from .timing import Row, table
 
@@ -24,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "usual": step.against_usual,
     "teacher": step.teacher_memory,
     "feeding": step.feeding,
+    "choices": step.choices,
     "options": step.options,
     "growth": growth.old_classes,
     "collecting": growth.collecting,
@@ -31,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "inference": inference.inference,
     "start-up": inference.start_up,
     "profile": profile,
+    "arithmetic": arithmetic,
 }
 
 
@@ -61,12 +64,12 @@ def main() -> None:
     threads = torch.get_num_threads()
     print(f"\ntorch {torch.__version__}, {platform.machine()}, {threads} threads, {options.rounds} rounds\n")
     print(table([row for rows in found.values() for row in rows]))
-    if options.picture:
-        draw(found["profile"], options.picture)
     if options.json:
         machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": threads}
         rows = {name: [row.json() for row in rows] for name, rows in found.items()}
         Path(options.json).write_text(json.dumps({**machine, **rows}, indent=1) + "\n", encoding="utf-8")
+    if options.picture:
+        draw(found["profile"], options.picture)
 
 
 if __name__ == "__main__":

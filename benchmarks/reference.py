@@ -1,15 +1,14 @@
 """The usual way to write PASS-like training, as public code does it: slow on purpose, correct all the same.
 
 The student runs twice a step (for the loss, and for the distance to the teacher), the teacher is a copied backbone that
-keeps its autograd graph, every image is augmented by Pillow in a Python loop, old classes are drawn and their features
-made one by one with numpy, and the loss leaves the device at each step.
+keeps its autograd graph, every image is augmented by Pillow in a Python loop (by this process, as ours is), and old
+classes are drawn and their features made one by one with numpy.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 from passlora.adapter import LoraLinear
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def as_usual(network: nn.Module) -> nn.Module:
+    """peft's own LoRA layers, and memory laid out as torch does without being told."""
+    for layer in network.modules():
+        if isinstance(layer, LoraLinear):
+            layer.__class__ = Linear
+    return network.to(memory_format=torch.contiguous_format)
 
 
 class Pictures(Dataset[Any]):
@@ -47,60 +54,50 @@ class Pictures(Dataset[Any]):
 
 
 class Reference:
-    """One task with the losses of PASS++: new data, prototypes, hard prototypes, distillation."""
+    """One task with the losses of PASS++: new data, prototypes, hard prototypes, distillation; a call is an epoch."""
 
-    def __init__(self, backbone: nn.Module, dim: int, old: int, new: int, lr: float, settings: dict[str, Any]) -> None:
-        self.backbone, self.old, self.settings = backbone, old, settings
-        self.head = nn.Linear(dim, 4 * (old + new))
-        self.teacher = copy.deepcopy(backbone).eval()
+    def __init__(self, scene: Any) -> None:
+        """On the images of a Scene, with a copy of its backbone."""
+        ours, training = scene.learner.network.backbone, scene.config.training
+        self.backbone = as_usual(copy.deepcopy(ours.body))
+        self.backbone.train(not ours.has_lora)
+        self.teacher = copy.deepcopy(self.backbone).eval()
+        self.head = nn.Linear(ours.feature_dim, 4 * (scene.old + scene.new))
+        self.temperature = scene.config.method.temperature
         rng = np.random.default_rng(0)
-        self.prototypes, self.radius = rng.normal(size=(4 * old, dim)).astype(np.float32), 1.0
-        weights = [p for p in backbone.parameters() if p.requires_grad] + list(self.head.parameters())
-        self.optimizer = torch.optim.Adam(weights, lr=lr)
+        self.prototypes, self.radius = rng.normal(size=(4 * scene.old, ours.feature_dim)).astype(np.float32), 1.0
+        weights = [p for p in self.backbone.parameters() if p.requires_grad] + list(self.head.parameters())
+        self.optimizer = torch.optim.Adam(weights, lr=training.learning_rate)
+        pictures = Pictures(scene.pixels, scene.classes, ours.image_size)
+        self.loader: DataLoader[Any] = DataLoader(
+            pictures, batch_size=training.per_device_train_batch_size, shuffle=True
+        )
 
-    @classmethod
-    def beside(cls, scene: Any) -> Callable[[], None]:
-        """An epoch on the scene's images, with a copy of its backbone."""
-        backbone = scene.learner.network.backbone
-        body = copy.deepcopy(backbone.body).to(memory_format=torch.contiguous_format)
-        for layer in body.modules():
-            if isinstance(layer, LoraLinear):
-                layer.__class__ = Linear  # peft's own
-        config = scene.config
-        settings = {"temperature": config.method.temperature}
-        made = cls(body, backbone.feature_dim, scene.old, scene.new, config.training.learning_rate, settings)
-        pictures = Pictures(scene.pixels, scene.classes, backbone.image_size)
-        batch = config.training.per_device_train_batch_size
-        loader: DataLoader[Any] = DataLoader(pictures, batch_size=batch, shuffle=True)
-        return lambda: made.epoch(loader)
-
-    def epoch(self, loader: DataLoader[Any]) -> None:
-        total = 0.0
-        for images, labels in loader:
+    def __call__(self) -> None:
+        for images, labels in self.loader:
             x = torch.stack([torch.rot90(images, k, (2, 3)) for k in range(4)], 1).reshape(-1, *images.shape[1:])
             y = torch.stack([labels * 4 + k for k in range(4)], 1).reshape(-1)
             loss = self.loss(x, y, len(images))
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            total += loss.item()
 
     def loss(self, x: Tensor, y: Tensor, batch: int) -> Tensor:
-        tau = self.settings["temperature"]
+        tau = self.temperature
         loss_new = F.cross_entropy(self.head(self.backbone(x)) / tau, y)
         z = self.backbone(x)
         z_old = self.teacher(x)
         loss_kd = torch.dist(z, z_old, 2)
         features, labels = [], []
+        by_view = [z[v::4].detach().numpy() for v in range(4)]
+        norms = [np.linalg.norm(new, axis=1) for new in by_view]
         for _ in range(batch):
             node = np.random.randint(len(self.prototypes))
             mu = self.prototypes[node]
             features.append(mu + self.radius * np.random.normal(0, 1, mu.shape).astype(np.float32))
             labels.append(node)
-            same_view = [i for i in range(len(z)) if i % 4 == node % 4]
-            new = z[same_view].detach().numpy()
-            similarity = [float(f @ mu / (np.linalg.norm(f) * np.linalg.norm(mu) + 1e-8)) for f in new]
-            features.append(0.7 * mu + 0.3 * new[int(np.argmax(similarity))])
+            new = by_view[node % 4]
+            features.append(0.7 * mu + 0.3 * new[int(np.argmax(new @ mu / norms[node % 4]))])
             labels.append(node)
         old = self.head(torch.from_numpy(np.stack(features)).float()) / tau
         loss_old = F.cross_entropy(old, torch.tensor(labels))

@@ -16,9 +16,9 @@ from passlora.learner import Learner
 from passlora.views import rotate
 
 from . import floor
-from .reference import Reference
+from .reference import Reference, as_usual
 from .scene import DEIT, LORA, RESNET, Scene
-from .timing import Row, interleave, ratios
+from .timing import Row, interleave, ratios, second
 
 LORA_NAME, DEIT_NAME, RESNET_NAME = (
     "vit-mini with LoRA, 64 px, batch 16",
@@ -38,7 +38,7 @@ def against_floor(rounds: int) -> Iterator[Row]:
     ]
     for name, settings, batch, count, bare in cases:
         scene = Scene(settings, batch, count, epochs=2)
-        seconds = interleave({"ours": scene.second_epoch, "floor": floor.steps(bare, count)}, 3 * rounds)
+        seconds = interleave({"ours": scene.second_epoch, "floor": second(floor.steps(bare, count))}, 3 * rounds)
         yield Row(f"{name}: a step", [s / count for s in seconds["ours"]], "s")
         yield Row(f"{name}: a step, over the floor", ratios(seconds, "ours", "floor"), "times", "<= 1.10")
 
@@ -47,10 +47,29 @@ def against_usual(rounds: int) -> Iterator[Row]:
     """Whole epochs against the usual implementation, which reference.py writes down."""
     for name, settings, batch, count in ((RESNET_NAME, RESNET, 8, 3), (LORA_NAME, LORA, 16, 8)):
         scene = Scene(settings, batch, count, epochs=2)
-        seconds = interleave({"ours": scene.second_epoch, "usual": Reference.beside(scene)}, rounds)
+        seconds = interleave({"ours": scene.second_epoch, "usual": second(Reference(scene))}, rounds)
         yield Row(f"{name}: an epoch", [scene.count / s for s in seconds["ours"]], "images/s")
         yield Row(f"{name}: an epoch, usual implementation", [scene.count / s for s in seconds["usual"]], "images/s")
         yield Row(f"{name}: over the usual implementation", ratios(seconds, "usual", "ours"), "times", ">= 2")
+
+
+def choices(rounds: int) -> Iterator[Row]:
+    """What is always on, against doing without it."""
+    for name, settings, batch, count in (
+        (f"{LORA_NAME}: LoRA in one product, over peft's layers", LORA, 16, 2),
+        (f"{DEIT_NAME}: LoRA in one product, over peft's layers", DEIT, 2, 1),
+        (f"{RESNET_NAME}: channels-last, over torch's default", RESNET, 8, 1),
+    ):
+        ours, usual = (Scene(settings, batch, count, epochs=2) for _ in range(2))
+        as_usual(usual.learner.network.backbone.body)
+        seconds = interleave({"ours": ours.second_epoch, "usual": usual.second_epoch}, 3 * rounds)
+        yield Row(name, ratios(seconds, "ours", "usual"), "times")
+    weights = list(Scene(RESNET, 8, 1).learner.network.parameters())
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    adams = {fused: torch.optim.Adam(weights, fused=fused) for fused in (True, False)}
+    seconds = interleave({"fused": adams[True].step, "loop": adams[False].step}, 3 * rounds)
+    yield Row("ResNet-18: Adam in one pass, over torch's default", ratios(seconds, "fused", "loop"), "times")
 
 
 def options(rounds: int) -> Iterator[Row]:
@@ -104,6 +123,6 @@ def feeding(rounds: int) -> Iterator[Row]:
                 assert part.uniforms is not None
                 rotate(backbone.prepare(scene.images.augment(part.images, part.uniforms)), 4)
 
-        seconds = interleave({"feeding": feed, "training": scene.second_epoch}, rounds)
+        seconds = interleave({"feeding": second(feed), "training": scene.second_epoch}, rounds)
         yield Row(f"{name}: feeding", [scene.count / s for s in seconds["feeding"]], "images/s")
         yield Row(f"{name}: feeding, over the step's appetite", ratios(seconds, "training", "feeding"), "times", ">= 5")

@@ -30,6 +30,18 @@ def interleave(sides: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1
     return seconds
 
 
+def second(run: Callable[[], Any]) -> Callable[[], float]:
+    """Seconds of a second run right after the first, as `Scene.second_epoch` measures: nothing is cold."""
+
+    def timed() -> float:
+        run()
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    return timed
+
+
 def ratios(seconds: Seconds, over: str, under: str) -> list[float]:
     """How many times the time of `under` `over` takes, round by round: what the machine does meanwhile cancels out."""
     return [a / b for a, b in zip(seconds[over], seconds[under], strict=True)]

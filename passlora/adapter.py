@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -36,15 +36,24 @@ class Adapted(torch.autograd.Function):
 
 
 class LoraLinear(Linear):
-    """What peft puts in the place of a linear layer; in mixed precision it computes as peft does.
+    """What peft puts in the place of a linear layer; anything but plain LoRA in float32 or float64 is left to peft.
 
-    (There, a small s B A would be rounded away when added to W.)
+    (In 16 bits, a small s B A would be rounded away when added to W.)
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        active = self.active_adapters
-        plain = not args and not kwargs and not self.disable_adapters and not self.merged and len(active) == 1
-        if not plain or torch.is_autocast_enabled(x.device.type) or x.dtype != self.base_layer.weight.dtype:
+        if args or kwargs or not self._is_plain(x):
             return super().forward(x, *args, **kwargs)
-        a, b = self.lora_A[active[0]].weight, self.lora_B[active[0]].weight
-        return Adapted.apply(x, self.base_layer.weight, self.base_layer.bias, a, b, self.scaling[active[0]])
+        name, base = self.active_adapters[0], self.base_layer
+        a, b = self.lora_A[name].weight, self.lora_B[name].weight
+        return Adapted.apply(x, base.weight, base.bias, a, b, self.scaling[name])
+
+    def _is_plain(self, x: Tensor) -> bool:
+        active = self.active_adapters
+        if self.disable_adapters or self.merged or len(active) != 1 or active[0] not in self.lora_A:
+            return False
+        a, b = self.lora_A[active[0]], self.lora_B[active[0]]
+        usual = active[0] not in self.lora_variant and b.bias is None
+        usual = usual and isinstance(self.lora_dropout[active[0]], nn.Identity)
+        exact = x.dtype == a.weight.dtype == self.base_layer.weight.dtype and x.dtype in (torch.float32, torch.float64)
+        return usual and exact and not torch.is_autocast_enabled(x.device.type)

@@ -49,6 +49,8 @@ class Backbone(nn.Module):
         self._lora_layers: list[Any] = [m for m in self.body.modules() if hasattr(m, "lora_A")]
         self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()
         self.has_teacher = False
+        self._pixels: tuple[Tensor, Tensor] | None = None
+        self._compiled_by: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x)
@@ -74,14 +76,17 @@ class Backbone(nn.Module):
             if enable:
                 raise PassloraError("this backbone of timm has no gradient checkpointing") from None
 
-    def compile_network(self, backend: str) -> None:
+    def compile_network(self, backend: str | None) -> None:
         """By torch.compile, in place: names of weights stay, and student and teacher get a graph each."""
         known = torch.compiler.list_backends(exclude_tags=())
-        if backend not in known:
+        if backend is not None and backend not in known:
             raise PassloraError(f"torch.compile has no backend {backend!r}{nearest(backend, known)}")
         for network in (self.body, *self._teacher):
-            if network._compiled_call_impl is None:
+            if backend != self._compiled_by:
+                network._compiled_call_impl = None
+            if backend is not None and network._compiled_call_impl is None:
                 network.compile(backend=backend)
+        self._compiled_by = backend
 
     def become_teacher(self) -> None:
         """Freeze the present state as the teacher of the next task."""
@@ -139,7 +144,9 @@ class Backbone(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """uint8 or float images in 0..255, any size -> normalised input of the network."""
-        return prepare(images, self.image_size, self.mean, self.std)
+        if self._pixels is None or self._pixels[0].device != images.device:  # copied there once, not at each step
+            self._pixels = (as_pixel(self.mean, images.device), as_pixel(self.std, images.device))
+        return prepare(images, self.image_size, *self._pixels)
 
     def parameter_counts(self) -> tuple[int, int]:
         """Trainable and all weights, the teacher left out."""
@@ -147,12 +154,17 @@ class Backbone(nn.Module):
         return sum(p.numel() for p in own if p.requires_grad), sum(p.numel() for p in own)
 
 
-def prepare(images: Tensor, image_size: int, mean: Any, std: Any) -> Tensor:
+def as_pixel(numbers: Any, device: torch.device | str = "cpu") -> Tensor:
+    """A number a channel, in the shape of an image of one pixel."""
+    return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
+
+
+def prepare(images: Tensor, image_size: int, mean: Tensor, std: Tensor) -> Tensor:
     x = images.float() / 255
     if x.shape[-2:] != (image_size, image_size):
         shrink = x.shape[-1] > image_size
         x = nn.functional.interpolate(x, (image_size, image_size), mode="bilinear", antialias=shrink)
-    return (x - x.new_tensor(mean)[:, None, None]) / x.new_tensor(std)[:, None, None]
+    return (x - mean) / std
 
 
 def make_backbone(config: ModelConfig) -> Backbone:

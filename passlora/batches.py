@@ -50,7 +50,8 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by the loader's pinning thread, so that copies to a GPU overlap with computation."""
-        return Batch(self.images.pin_memory(), self.uniforms, self.rows, self.batch_rows)
+        uniforms = None if self.uniforms is None else self.uniforms.pin_memory()
+        return Batch(self.images.pin_memory(), uniforms, self.rows, self.batch_rows)
 
 
 class Images:
@@ -108,7 +109,7 @@ class Images:
 
     def augment(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """On the device: crop with padding (small images only: large ones are cut while decoding), flip, brightness."""
-        config, u = self.config, uniforms.to(images.device)
+        config, u = self.config, uniforms.to(images.device, non_blocking=True)
         if self.is_small and config.crop_padding:
             images = crop_with_padding(images, config.crop_padding, u[:, 0], u[:, 1])
         if config.horizontal_flip:

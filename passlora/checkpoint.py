@@ -52,7 +52,9 @@ def load_checkpoint(
     network.head.load_state_dict(part("head/"))
     for i, parameter in enumerate(network.trainable()):
         moments = part(f"adam/{i}/")
-        optimizer.state[parameter] = {name: moments[name].to(device) for name in MOMENTS}
+        own = optimizer.state[parameter] = {"step": moments["step"].to(device)}
+        for name in MOMENTS[1:]:  # laid out in memory as the weight is: fused Adam walks over both side by side
+            own[name] = torch.empty_like(parameter, requires_grad=False).copy_(moments[name])
     draws.set_state(state["draws"])
     torch.set_rng_state(state["random"])
     if "random_cuda" in state:

@@ -27,12 +27,13 @@ from .config import Config, TrainingConfig
 from .errors import PassloraError
 from .memory import Memory, Statistics
 from .metrics import CALIBRATION_BINS, Evaluation
-from .network import Network
+from .network import Network, in_pieces
 from .objective import Losses, logit_losses, objective
 from .progress import progress
 from .views import nodes, rotate
 
 Teacher = Callable[[Tensor, Batch], Tensor]  # rotated rows of a process's share -> features of the whole batch
+FUSED_ADAM = ("cpu", "cuda", "mps", "xpu")
 LOSS_NAMES = ("total", "new", "old", "kd")
 
 
@@ -127,11 +128,13 @@ class Learner:
         )
         backbone = self.network.backbone
         backbone.checkpoint_gradients(training.gradient_checkpointing)
-        if training.torch_compile_backend is not None:
-            backbone.compile_network(training.torch_compile_backend)
+        backbone.compile_network(training.torch_compile_backend)
         teacher = self._teacher(data)
-        optimizer = torch.optim.Adam(  # fused: one pass over the weights, and no waiting for a step's number
-            self.network.trainable(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+        optimizer = torch.optim.Adam(
+            self.network.trainable(),
+            lr=training.learning_rate,
+            weight_decay=training.weight_decay,
+            fused=accelerator.device.type in FUSED_ADAM,  # one pass over the weights, no waiting for a step's number
         )
         model, prepared = accelerator.prepare(self.network, optimizer)
         draws = generator("draws", training.seed, self.task, device=accelerator.device)
@@ -219,6 +222,11 @@ class Learner:
 
     def _teacher(self, data: TaskData) -> Teacher | None:
         """How the steps of a task come by the teacher's features: by running it, from a cache, or not at all."""
+        if self.config.training.cache_teacher and data.images.is_random:
+            raise PassloraError(
+                "cache_teacher needs images that look the same in every epoch: set --horizontal_flip false "
+                "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
+            )
         if not self.network.backbone.has_teacher or self.config.method.kd_weight == 0:
             return None
         return self._cached_teacher(data) if self.config.training.cache_teacher else self._run_teacher
@@ -230,11 +238,6 @@ class Learner:
     @torch.no_grad()
     def _cached_teacher(self, data: TaskData) -> Teacher:
         """One pass over the task's images, before its first step: a resumed task finds the same features."""
-        if data.images.is_random:
-            raise PassloraError(
-                "cache_teacher needs images that look the same in every epoch: set --horizontal_flip false "
-                "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
-            )
         accelerator, backbone, views = self.accelerator, self.network.backbone, self.config.method.num_views
         device, size = accelerator.device, self.config.training.per_device_eval_batch_size
         place = torch.zeros(len(data.classes), dtype=torch.long)
@@ -244,7 +247,7 @@ class Learner:
         for batch in progress(data.images.batches(plans), desc="asking the teacher", unit="batch"):
             x = rotate(backbone.prepare(batch.images.to(device, non_blocking=True)), views)
             with accelerator.autocast():
-                z = backbone.teacher(x).float()
+                z = in_pieces(backbone.teacher, x, len(batch.images)).float()
             kept[place[batch.rows].to(device)] = z.unflatten(0, (-1, views))
         kept = accelerator.reduce(kept, reduction="sum")
         return lambda x, batch: kept[place[batch.batch_rows].to(device, non_blocking=True)].flatten(0, 1)
@@ -271,7 +274,7 @@ class Learner:
             if batch.uniforms is not None:
                 images = data.images.augment(images, batch.uniforms)
             with accelerator.autocast():
-                z = self.network(rotate(self.network.backbone.prepare(images), views))
+                z = in_pieces(self.network, rotate(self.network.backbone.prepare(images), views), len(images))
             classes = torch.from_numpy(data.classes[batch.rows]) - first
             statistics.add(z, nodes(classes, views))
         for name in ("count", "total", "squares"):

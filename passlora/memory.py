@@ -130,7 +130,7 @@ class Memory:
         """`count` old nodes, uniformly with replacement; with a Gaussian sample around each if asked for."""
         device = self.means.device
         rows = torch.randint(len(self.means), (count,), generator=generator, device=device)
-        spread = torch.tensor(self.radius**2, device=device) if self.spread is None else self.spread[rows]
+        spread = torch.full((), self.radius**2, device=device) if self.spread is None else self.spread[rows]
         draw = Draw(self.nodes(rows), self.means[rows], spread)
         if with_noise:
             e = torch.randn(count, self.dim, generator=generator, device=device)

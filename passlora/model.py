@@ -162,7 +162,8 @@ class PassLora:
         if self.learner.network.num_classes != len(self.classes):
             raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
         began, config = time.perf_counter(), self.learner.config
-        train, test, names = read_splits(data_config(config, data, settings), self.classes)
+        reading = data_config(config, data, settings)
+        train, test, names = read_splits(reading, self.classes)
         present = [names[label] for label in np.unique(train.labels)]
         known = [name for name in present if name in self.classes]
         if known and on_known != "skip":
@@ -172,7 +173,7 @@ class PassLora:
             raise PassloraError(f"{data} has no class that the model does not know")
         lesson = Lesson(new, known, 0, 0.0)
         index = {name: i for i, name in enumerate([*self.classes, *new])}
-        training = self._task_data(train, names, index, new, "training images")
+        training = self._task_data(train, names, index, new, "training images", reading)
         lesson.images = len(training.rows)
         testing = None if test is None else self._task_data(test, names, index, list(index), "test images")
         lesson.old_before = self._accuracy(testing, range(len(self.classes)))
@@ -202,12 +203,18 @@ class PassLora:
         return lesson
 
     def _task_data(
-        self, split: Split, names: list[str], index: dict[str, int], wanted: list[str], what: str
+        self,
+        split: Split,
+        names: list[str],
+        index: dict[str, int],
+        wanted: list[str],
+        what: str,
+        reading: DataConfig | None = None,
     ) -> TaskData:
-        """The rows of the wanted classes, with the model's class indices."""
+        """The rows of the wanted classes, with the model's class indices; augmented, if at all, as `reading` says."""
         place = np.array([index[name] if name in wanted else -1 for name in names])
         classes = place[split.labels]
-        images = Images(split, self.learner.network.backbone.image_size, self.learner.config.data, what)
+        images = Images(split, self.learner.network.backbone.image_size, reading or self.learner.config.data, what)
         return TaskData(images, np.flatnonzero(classes >= 0), classes)
 
     def _accuracy(self, data: TaskData | None, classes: range) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,15 +38,6 @@ class Network(nn.Module):
     def trainable(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
 
-    def as_memory_allows(self, x: Tensor) -> Tensor:
-        """Features of the rows, in halves where they do not fit into a GPU's memory at once."""
-        try:
-            return self(x)
-        except torch.OutOfMemoryError:
-            if len(x) == 1:
-                raise
-        return torch.cat([self.as_memory_allows(half) for half in x.chunk(2)])
-
     @torch.no_grad()
     def scores(
         self,
@@ -60,8 +52,8 @@ class Network(nn.Module):
         """
         x = self.backbone.prepare(images)
         views = self.num_views if any(mode in ROTATED_INFERENCE for mode in modes) else 1
-        with precision or nullcontext():  # as many rows at a time as with one view: no more memory for four
-            z = torch.cat([self.as_memory_allows(rows).float() for rows in rotate(x, views).split(len(x))])
+        with precision or nullcontext():
+            z = in_pieces(self, rotate(x, views), len(x)).float()
         logits = self.head(z)
         scores = {}
         for mode in modes:
@@ -74,3 +66,17 @@ class Network(nn.Module):
             else:
                 scores[mode] = class_scores(logits, views, mode)
         return scores
+
+
+def in_pieces(run: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+    """Features of `x`, `rows` at a time, so that four views need no more memory than one; fewer where a GPU is full."""
+    return torch.cat([in_halves(run, part) for part in x.split(rows)])
+
+
+def in_halves(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    try:
+        return run(x)
+    except torch.OutOfMemoryError:
+        if len(x) == 1:
+            raise
+    return torch.cat([in_halves(run, half) for half in x.chunk(2)])

@@ -22,7 +22,7 @@ from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from .backbone import prepare, rebuild
+from .backbone import as_pixel, prepare, rebuild
 from .batches import as_input
 from .config import NUM_ROTATIONS
 from .errors import PassloraError
@@ -102,7 +102,8 @@ class PassLoraImageProcessor(BaseImageProcessor):
 
     def preprocess(self, images: Any, return_tensors: Any = None, **kwargs: Any) -> BatchFeature:
         pictures = [as_input(to_pil_image(image), self.image_size) for image in make_flat_list_of_images(images)]
-        rows = [prepare(picture[None], self.image_size, self.mean, self.std)[0] for picture in pictures]
+        mean, std = as_pixel(self.mean), as_pixel(self.std)
+        rows = [prepare(picture[None], self.image_size, mean, std)[0] for picture in pictures]
         return BatchFeature({"pixel_values": torch.stack(rows)}, tensor_type=return_tensors)
 
 

@@ -72,9 +72,23 @@ def test_a_small_update_survives_mixed_precision():
     stock, ours = pair(dtype=torch.float32)
     with torch.no_grad():
         for network in (stock, ours):
-            network.base_model.model.one.base_layer.weight.fill_(1.0)
-            network.base_model.model.one.lora_A["default"].weight.fill_(1e-2)
-            network.base_model.model.one.lora_B["default"].weight.fill_(1e-2)
-    x = torch.full((2, 6), 1 / 8)
+            layer, signs = network.base_model.model.one, torch.tensor([1.0, -1.0] * 3)
+            layer.base_layer.weight.fill_(1.0)
+            layer.base_layer.bias.zero_()
+            layer.lora_A["default"].weight.copy_(1e-2 * signs.expand(2, 6))
+            layer.lora_B["default"].weight.fill_(1e-2)
+    x = signs.expand(2, 6)  # what W makes of it is 0
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ours(x), stock(x))
+        assert (ours.base_model.model.one(x).abs() > 1e-3).all()
+
+
+def test_what_is_not_plain_lora_is_left_to_peft():
+    config = LoraConfig(r=2, target_modules=["one"], init_lora_weights=False, use_dora=True)
+    config._register_custom_module({nn.Linear: LoraLinear})
+    network = get_peft_model(Net(), config)
+    dropping = get_peft_model(Net(), LoraConfig(r=2, target_modules=["one"]))
+    x = torch.rand(2, 6)
+    assert not network.base_model.model.one._is_plain(x)
+    torch.testing.assert_close(network.merge_and_unload()(x), network(x))
+    assert type(dropping.base_model.model.one) is not LoraLinear
