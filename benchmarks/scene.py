@@ -83,6 +83,8 @@ class Scene:
         split = Split(Photographs(self.pixels) if jpeg else ArrayRows(self.pixels, "noise"), self.classes)
         self.images = Images(split, network.backbone.image_size, self.config.data, "noise")
         self.learner.task = 1
+        self.data = TaskData(self.images, np.arange(self.count), self.classes)
+        self.learner.get_ready(self.data)
 
     def merged(self) -> Any:
         """The plain timm network that `passlora merge` makes, with a classifier of the head's size."""
@@ -100,5 +102,4 @@ class Scene:
         return ends[-1] - ends[-2]
 
     def _train(self, on_epoch: Callable[[EpochLog], None]) -> None:
-        data = TaskData(self.images, np.arange(self.count), self.classes)
-        self.learner._train(data, on_epoch, lambda state: None, None, "benchmark")
+        self.learner._train(self.data, on_epoch, lambda state: None, None, "benchmark")

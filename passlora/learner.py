@@ -99,6 +99,7 @@ class Learner:
 
         `checkpoint`, one of those that `on_checkpoint` was given, continues where it was taken.
         """
+        self.get_ready(data)
         set_seed(hash_seed(self.config.training.seed, self.task))
         self.old_head = (self.network.head.weight.detach().clone(), self.network.head.bias.detach().clone())
         self.network.grow(new_classes)
@@ -107,6 +108,17 @@ class Learner:
         if self.config.method.kd_weight > 0:
             self.network.backbone.become_teacher()
         self.task += 1
+
+    def get_ready(self, data: TaskData) -> None:
+        """Take up the options that save time or memory; what cannot work says so before anything has changed."""
+        training, backbone = self.config.training, self.network.backbone
+        if training.cache_teacher and data.images.is_random:
+            raise PassloraError(
+                "cache_teacher needs images that look the same in every epoch: set --horizontal_flip false "
+                "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
+            )
+        backbone.checkpoint_gradients(training.gradient_checkpointing)
+        backbone.compile_network(training.torch_compile_backend)
 
     def _train(
         self,
@@ -126,9 +138,6 @@ class Learner:
             accelerator.num_processes,
             start=0 if checkpoint is None else int(checkpoint["step"]),
         )
-        backbone = self.network.backbone
-        backbone.checkpoint_gradients(training.gradient_checkpointing)
-        backbone.compile_network(training.torch_compile_backend)
         teacher = self._teacher(data)
         optimizer = torch.optim.Adam(
             self.network.trainable(),
@@ -222,11 +231,6 @@ class Learner:
 
     def _teacher(self, data: TaskData) -> Teacher | None:
         """How the steps of a task come by the teacher's features: by running it, from a cache, or not at all."""
-        if self.config.training.cache_teacher and data.images.is_random:
-            raise PassloraError(
-                "cache_teacher needs images that look the same in every epoch: set --horizontal_flip false "
-                "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
-            )
         if not self.network.backbone.has_teacher or self.config.method.kd_weight == 0:
             return None
         return self._cached_teacher(data) if self.config.training.cache_teacher else self._run_teacher

@@ -499,6 +499,16 @@ def test_mixed_precision_of_a_lesson(model):
     assert done.stdout.strip() == "bf16", done.stderr
 
 
+def test_a_lesson_with_an_augmentation_of_its_own(tmp_path):
+    """Settings of the data reach the images; a lesson refused leaves the model as it was."""
+    write_digits(tmp_path / "a", [0, 1], 2)
+    model = PassLora.create(num_train_epochs=1, lr_milestones=[1])
+    with pytest.raises(PassloraError, match="look the same in every epoch"):
+        model.learn(tmp_path / "a", cache_teacher=True, crop_padding=0, brightness=0)
+    model.learn(tmp_path / "a", cache_teacher=True, crop_padding=0, brightness=0, horizontal_flip=False)
+    assert model.classes == ["digit 0", "digit 1"]
+
+
 def test_two_lessons_before_one_save(tmp_path):
     for name, digit in (("a", 0), ("b", 1), ("c", 2)):
         write_digits(tmp_path / name, [digit, digit + 5], 2)
