@@ -38,13 +38,12 @@ def old_classes(rounds: int) -> Iterator[Row]:
                 goal = "<= 1.5" if old == OLD_CLASSES[-1] else ""
                 what = f"{name}, {form}: a step with {old:,} old classes, over 100"
                 yield Row(what, ratios(seconds, str(old), "100"), "times", goal)
-            kept = scenes[OLD_CLASSES[-1]].learner
-            yield Row(f"{name}, {form}: memory of 10,000 classes", [kept.memory.num_bytes / 2**20], "MB")
-            if form == "explicit":
-                weights = (
-                    4 * 4 * sum(p.numel() for p in kept.network.head.parameters())
-                )  # weight, gradient, two moments
-                yield Row(f"{name}: head of 10,000 classes, with gradient and Adam", [weights / 2**20], "MB")
+            for old, scene in scenes.items():
+                head = 4 * sum(p.numel() for p in scene.learner.network.head.parameters())
+                kept, trained = scene.learner.memory.num_bytes, 4 * head  # weight, gradient, Adam's two moments
+                yield Row(f"{name}, {form}: prototypes of {old:,} classes", [kept / 2**20], "MB")
+                if form == "explicit":
+                    yield Row(f"{name}: head of {old:,} classes, with gradient and Adam", [trained / 2**20], "MB")
 
 
 def collecting(rounds: int) -> Iterator[Row]:
