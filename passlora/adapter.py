@@ -36,13 +36,16 @@ class Adapted(torch.autograd.Function):
 
 
 class LoraLinear(Linear):
-    """What peft puts in the place of a linear layer; anything but plain LoRA in float32 or float64 is left to peft.
+    """What peft puts in the place of a linear layer: `one_product` while it trains, peft's own sum when it is asked.
 
-    (In 16 bits, a small s B A would be rounded away when added to W.)
+    So answers are those of stock peft to the last digits. Anything but plain LoRA in float32 or float64 is left to peft
+    too: in 16 bits, a small s B A would be rounded away when added to W.
     """
 
+    one_product = False
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args or kwargs or not self._is_plain(x):
+        if args or kwargs or not self.one_product or not self._is_plain(x):
             return super().forward(x, *args, **kwargs)
         name, base = self.active_adapters[0], self.base_layer
         a, b = self.lora_A[name].weight, self.lora_B[name].weight

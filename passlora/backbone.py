@@ -58,6 +58,8 @@ class Backbone(nn.Module):
     def train(self, mode: bool = True) -> Backbone:
         """Frozen weights stay in eval mode: no batch statistics move, no layer is dropped."""
         super().train(mode and not self.has_lora)
+        for layer in self._lora_layers:
+            layer.one_product = mode
         return self
 
     def checkpoint_gradients(self, enable: bool) -> None:

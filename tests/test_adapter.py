@@ -6,6 +6,8 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from passlora.adapter import Adapted, LoraLinear
+from passlora.backbone import make_backbone
+from passlora.config import ModelConfig
 
 
 class Net(nn.Module):
@@ -26,6 +28,8 @@ def pair(bias=True, dtype=torch.float64):
         if ours:
             config._register_custom_module({nn.Linear: LoraLinear})
         networks.append(get_peft_model(Net(bias).to(dtype), config, autocast_adapter_dtype=False).to(dtype))
+    for layer in (networks[1].base_model.model.one, networks[1].base_model.model.two):
+        layer.one_product = True
     return networks
 
 
@@ -92,3 +96,13 @@ def test_what_is_not_plain_lora_is_left_to_peft():
     assert not network.base_model.model.one._is_plain(x)
     torch.testing.assert_close(network.merge_and_unload()(x), network(x))
     assert type(dropping.base_model.model.one) is not LoraLinear
+
+
+def test_training_takes_one_product_and_answers_do_not():
+    backbone = make_backbone(ModelConfig())
+    layers = [module for module in backbone.modules() if isinstance(module, LoraLinear)]
+    assert len(layers) == 6 and not any(layer.one_product for layer in layers)
+    backbone.train()
+    assert all(layer.one_product and not layer.training for layer in layers)
+    backbone.eval()
+    assert not any(layer.one_product for layer in layers)
