@@ -241,9 +241,14 @@ class Learner:
 
     @torch.no_grad()
     def _cached_teacher(self, data: TaskData) -> Teacher:
-        """One pass over the task's images, before its first step: a resumed task finds the same features."""
+        """One pass over the task's images, before its first step: a resumed task finds the same features.
+
+        Computed just as in a step, in batches of the same size: at first student and teacher are one, and a distance of
+        rounding errors would pull the student in a random direction, with the whole weight of the distillation.
+        """
         accelerator, backbone, views = self.accelerator, self.network.backbone, self.config.method.num_views
-        device, size = accelerator.device, self.config.training.per_device_eval_batch_size
+        device, size = accelerator.device, self.config.training.per_device_train_batch_size
+        self.network.train()
         place = torch.zeros(len(data.classes), dtype=torch.long)
         place[torch.from_numpy(data.rows)] = torch.arange(len(data.rows))
         kept = torch.zeros(len(data.rows), views, backbone.feature_dim, device=device)
@@ -251,7 +256,7 @@ class Learner:
         for batch in progress(data.images.batches(plans), desc="asking the teacher", unit="batch"):
             x = rotate(backbone.prepare(batch.images.to(device, non_blocking=True)), views)
             with accelerator.autocast():
-                z = in_pieces(backbone.teacher, x, len(batch.images)).float()
+                z = backbone.teacher(x).float()
             kept[place[batch.rows].to(device)] = z.unflatten(0, (-1, views))
         kept = accelerator.reduce(kept, reduction="sum")
         return lambda x, batch: kept[place[batch.batch_rows].to(device, non_blocking=True)].flatten(0, 1)

@@ -66,7 +66,7 @@ def test_gradient_checkpointing_and_batch_statistics_do_not_mix(tiny):
 def test_a_cached_teacher_says_the_same_and_is_asked_once_an_image(tiny, monkeypatch):
     curves, rows = {}, {}
     for cached in (False, True):
-        learner, tasks = ready(tiny(**PLAIN, cache_teacher=cached, num_train_epochs=3, per_device_eval_batch_size=7))
+        learner, tasks = ready(tiny(**PLAIN, cache_teacher=cached, num_train_epochs=3, per_device_train_batch_size=7))
         rows[cached], logs = 0, []
 
         def ask(x, teacher=learner.network.backbone.teacher, cached=cached):

@@ -35,7 +35,8 @@ def main() -> None:
             first, second = accelerator.gather(f(x)).chunk(2)
         apart.append(float((first - second).abs().max()))
     if accelerator.is_main_process:
-        print(f"student {apart[0]} teacher {apart[1]}")
+        print(f"student {apart[0]} teacher {apart[1]}", flush=True)
+    accelerator.end_training()  # a group of processes that is not ended may abort at exit
 
 
 if __name__ == "__main__":
