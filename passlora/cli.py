@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__
+from .commands import add_commands
 from .config import FIELDS, Config, is_local, load
 from .environment import describe_environment, is_first_process
 from .errors import PassloraError, nearest
 from .flags import add_flags, chosen_flags, describe
-from .lifecycle import add_commands, run_command
+from .lifecycle import run_command
 
 NOT_IN_AN_EXPERIMENT = (
     "overwrite_output_dir",

@@ -1,4 +1,4 @@
-"""The commands of a model's life: learn, predict, eval, info, rollback, merge, push, pull."""
+"""The commands of a model's life: learn, predict, eval, robustness, info, rollback, merge, push, pull."""
 
 from __future__ import annotations
 
@@ -12,174 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from . import store
-from .config import FIELDS, Config, hub_id
+from .commands import BORN_WITH, READING
+from .config import Config, hub_id
 from .environment import is_first_process
 from .errors import PassloraError
-from .flags import add_flags, chosen_flags, describe
-from .manifest import AUGMENTATION, BUDGET, LEARN_BUDGET, MANIFEST, read_manifest
+from .flags import chosen_flags
+from .manifest import MANIFEST, read_manifest
 from .report import confusion_csv, table
-
-BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))
-DATA = tuple(name for name, knob in FIELDS.items() if knob.group == "data" and name != "dataset_name")
-READING = tuple(
-    name
-    for name in DATA
-    if name not in (*AUGMENTATION, "test_fraction", "max_classes", "max_train_per_class", "max_test_per_class")
-)
-NEW_MODEL = {name: f"{describe(value)} for a new model, else as before" for name, value in LEARN_BUDGET.items()}
-TEACHING = (*BUDGET, "per_device_eval_batch_size", "mixed_precision", "save_epochs", "save_steps", "seed")
-
-
-# --- parsing ---------------------------------------------------------------------------------------------------
-
-
-def add_commands(commands: Any) -> None:
-    learn = add_command(
-        commands,
-        "learn",
-        "teach a model new classes; none of the old images is needed",
-        "Teach a model the classes of a folder or dataset, as one more task. A MODEL that does not exist yet is "
-        "started, with the flags of the groups model and method. With --save_steps or --save_epochs the same command "
-        "continues a lesson that was cut off.",
-        FOLDER,
-    )
-    learn.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
-    learn.add_argument(
-        "--on_known",
-        choices=["error", "skip"],
-        default="error",
-        help="classes the model knows already (default: error)",
-    )
-    kept = dict.fromkeys((*BUDGET, *AUGMENTATION), "as the model was last taught")
-    add_flags(learn, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING), {**kept, **NEW_MODEL})
-
-    predict = add_command(
-        commands,
-        "predict",
-        "name what is on images",
-        "Name what is on images. Unreadable files are reported and skipped; the exit code is then 1.",
-    )
-    predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
-    predict.add_argument("--top_k", type=int, default=5, help="classes to show an image (default: 5)")
-    predict.add_argument("--views", type=int, help="1, or 4 for the ensemble of rotations (default: the model's own)")
-    predict.add_argument("--batch_size", type=int, default=64, help="images a step (default: 64)")
-    form = predict.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object a line")
-    form.add_argument("--csv", action="store_true", help="comma-separated values, with a header")
-    add_task_flags(predict)
-
-    evaluate = add_command(
-        commands,
-        "eval",
-        "test a model on labelled images",
-        "Accuracy of each task's classes and of all, calibration error, and the confusion matrix as CSV and picture. "
-        "Uses the test split of the data, or all of it if it has none.",
-    )
-    evaluate.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
-    evaluate.add_argument(
-        "--output_dir", help="where the confusion matrix goes (default: MODEL/eval; ./NAME-eval for one on the Hub)"
-    )
-    add_task_flags(evaluate)
-    add_flags(evaluate, READING)
-
-    damaged = add_command(
-        commands,
-        "robustness",
-        "test a model on damaged images",
-        "Accuracy under the 15 corruptions of ImageNet-C (noise, blur, weather, digital), each and on average. Needs: "
-        'pip install "passlora[robustness]". Uses the test split of the data, or all of it if it has none.',
-    )
-    damaged.add_argument("--data", required=True, metavar="FOLDER", help="images by class, or any dataset_name")
-    damaged.add_argument("--severity", type=int, default=1, help="1 (mild) to 5 (default: 1)")
-    damaged.add_argument("--corruptions", nargs="+", metavar="NAME", help="only these, such as fog snow (default: all)")
-    damaged.add_argument(
-        "--output_dir", help="where the numbers go (default: MODEL/eval; ./NAME-eval for one on the Hub)"
-    )
-    add_task_flags(damaged)
-    add_flags(damaged, (*READING, "max_test_per_class"))
-
-    info = add_command(
-        commands, "info", "show a model's tasks, classes and sizes", "Tasks, classes, dates, accuracies and sizes."
-    )
-    info.add_argument("--json", action="store_true", help="everything, for a program to read")
-    add_revision(info)
-
-    rollback = add_command(
-        commands,
-        "rollback",
-        "make a model what it was after an earlier task",
-        "Make a model what it was after an earlier task. Nothing is deleted until --prune; until then any task can be "
-        "gone back to.",
-        FOLDER,
-    )
-    choice = rollback.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--to_task", type=int, help="the last task to keep; 0 is the first")
-    choice.add_argument("--prune", action="store_true", help="confirm: delete what the rollback left behind")
-
-    merge = add_command(
-        commands,
-        "merge",
-        "fold the adapter into plain weights, for serving without peft",
-        "Write a folder with the backbone, adapter folded in, and the head as its classifier.",
-    )
-    merge.add_argument("out", metavar="OUT", help="the folder to write")
-    merge.add_argument(
-        "--format",
-        choices=["timm", "transformers"],
-        default="timm",
-        help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
-        "pipeline('image-classification', model='OUT') does, after import passlora, with the ensemble of rotations "
-        "inside (default: timm)",
-    )
-    add_task_flags(merge)
-
-    push = add_command(
-        commands,
-        "push",
-        "upload a model to the Hugging Face Hub",
-        "Upload a model to the Hugging Face Hub: one commit with what changed, and a tag that names the last task "
-        "(task-00 is the first). Log in before, with: hf auth login.",
-        FOLDER,
-    )
-    push.add_argument("repo", metavar="USER/NAME", help="where to; made if it does not exist")
-    push.add_argument("--private", action="store_true", help="make the repository private, if it is made")
-    push.add_argument("--revision", help="branch to commit to (default: main; another gets no tag)")
-    push.add_argument("--create_pr", action="store_true", help="open a pull request instead of committing")
-    push.add_argument("--force", action="store_true", help="replace another model, or later tasks of this one")
-
-    pull = commands.add_parser(
-        "pull",
-        help="download a model from the Hugging Face Hub",
-        description="Download a model from the Hugging Face Hub into a folder of its own: all of its tasks. A folder "
-        "that holds an earlier state of the same model is brought up to date.",
-        allow_abbrev=False,
-    )
-    pull.add_argument("repo", metavar="USER/NAME", help="the model on the Hub")
-    pull.add_argument("folder", metavar="FOLDER", nargs="?", help="where to (default: ./NAME)")
-    add_revision(pull)
-
-
-FOLDER = "a model's folder, such as runs/digits"
-ANYWHERE = FOLDER + ", or user/name on the Hub"
-
-
-def add_command(commands: Any, name: str, short: str, long: str, what: str = ANYWHERE) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help=what)
-    return parser
-
-
-def add_task_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
-    parser.add_argument("--model_name_or_path", help="where the backbone lies, if it came from a local checkpoint")
-    add_revision(parser)
-
-
-def add_revision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--revision", help="branch, tag or commit of a model on the Hub (default: main)")
-
-
-# --- doing -----------------------------------------------------------------------------------------------------
 
 
 def run_command(arguments: argparse.Namespace) -> int:
