@@ -100,7 +100,7 @@ def live_bytes() -> int:
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor):
+        if issubclass(type(thing), torch.Tensor):  # isinstance would wake lazy objects of torch
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

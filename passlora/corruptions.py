@@ -1,6 +1,7 @@
-"""Images as bad weather, bad cameras and bad files make them: the 15 corruptions of ImageNet-C, five severities each.
+"""Images as bad weather, bad cameras and bad files make them: 15 corruptions, five severities each.
 
-Hendrycks and Dietterich, 2019, computed by the package imagecorruptions-imaug: pip install "passlora[robustness]".
+Hendrycks and Dietterich, 2019: ImageNet-C for photographs, computed by the package imagecorruptions-imaug (pip install
+"passlora[robustness]"), and CIFAR-100-C for small images (small_corruptions.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ CORRUPTIONS = tuple(name for names in GROUPS.values() for name in names)
 SEEDED = ("impulse_noise", "glass_blur")  # these draw from a generator of their own
 ROBUSTNESS = "robustness.json"  # in a model's folder `eval`
 SMALLEST, LARGEST = 32, 256  # pixels of the shorter side that the corruptions are made for
+SMALL = 64  # up to here at the strengths of CIFAR-100-C
 
 
 def check(names: tuple[str, ...], severity: int) -> None:
@@ -59,7 +61,9 @@ def corrupted(split: Split, name: str, severity: int) -> Split:
 
 def corrupt(image: Image.Image, name: str, severity: int, seed: int) -> Image.Image:
     """Small images keep their size (at least 32 px), photographs get the 256 px that evaluation crops 224 from."""
-    from imagecorruptions import corrupt as damage
+    from imagecorruptions import corrupt as damage_photograph
+
+    from .small_corruptions import damage
 
     side = min(image.size)
     wanted = min(max(side, SMALLEST), LARGEST)
@@ -67,10 +71,13 @@ def corrupt(image: Image.Image, name: str, severity: int, seed: int) -> Image.Im
         size = tuple(max(wanted, round(length * wanted / side)) for length in image.size)
         image = image.resize(size, Image.Resampling.BILINEAR)  # type: ignore[arg-type]
     own = int.from_bytes(hashlib.sha256(f"{name} {severity} {seed}".encode()).digest()[:4], "big")
-    arguments = {"seed": own} if name in SEEDED else {}
+    pixels = np.asarray(image)
     before = np.random.get_state()
-    np.random.seed(own)  # the package draws from numpy's global generator
+    np.random.seed(own)  # both draw from numpy's global generator
     try:
-        return Image.fromarray(damage(np.asarray(image), severity, name, **arguments))
+        if wanted <= SMALL:
+            return Image.fromarray(damage(pixels, name, severity))
+        arguments = {"seed": own} if name in SEEDED else {}
+        return Image.fromarray(damage_photograph(pixels, severity, name, **arguments))
     finally:
         np.random.set_state(before)

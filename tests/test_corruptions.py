@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import colorsys
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from passlora import PassloraError, corruptions, train
+from passlora import PassloraError, corruptions, small_corruptions, train
 from passlora.corruptions import CORRUPTIONS, corrupt, corrupted
 from passlora.data import DataConfig, load_dataset
 
@@ -17,17 +18,73 @@ def picture(width=32, height=32):
     return Image.fromarray(ramp.astype(np.uint8))
 
 
+@pytest.mark.parametrize("side", [32, 96])
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_each_changes_the_image_and_can_be_repeated(name):
-    image = picture()
+def test_each_changes_the_image_and_can_be_repeated(name, side):
+    image = picture(side, side)
     before = np.random.get_state()[1].copy()
     mild = np.asarray(corrupt(image, name, 1, 7))
-    assert mild.shape == (32, 32, 3) and mild.dtype == np.uint8
+    assert mild.shape == (side, side, 3) and mild.dtype == np.uint8
     assert (np.random.get_state()[1] == before).all(), "the global generator is left as it was"
     np.random.seed(123)
     assert (np.asarray(corrupt(image, name, 1, 7)) == mild).all(), "whatever was drawn before"
-    distance = [np.abs(np.asarray(corrupt(image, name, s, 7)).astype(int) - np.asarray(image)).mean() for s in (1, 5)]
-    assert 0 < distance[0] < distance[1], "a higher severity damages more"
+    weak, strong = (np.mean([change(image, name, severity, seed) for seed in range(4)]) for severity in (1, 5))
+    assert weak > 0 and strong > 0
+    if (name, side) != ("elastic_transform", 32):  # CIFAR-100-C's mildest moves the image furthest, as a whole
+        assert weak < strong, "a higher severity damages more"
+
+
+def change(image, name, severity, seed):
+    return np.abs(np.asarray(corrupt(image, name, severity, seed)).astype(int) - np.asarray(image)).mean()
+
+
+def test_small_images_are_damaged_at_the_strengths_of_cifar_100_c():
+    """Each against its definition, with the strength published for CIFAR-10-C."""
+    grey = np.full((64, 64, 3), 0.5)
+    np.random.seed(0)
+    assert damage_small("gaussian_noise", grey, 1).std() == pytest.approx(0.04, rel=0.05)
+    assert damage_small("gaussian_noise", grey, 5).std() == pytest.approx(0.10, rel=0.05)
+    assert damage_small("shot_noise", grey, 1).var() == pytest.approx(0.5 / 500, rel=0.1)
+    noisy = damage_small("impulse_noise", grey, 5)
+    assert (noisy == 0).mean() == pytest.approx(0.035, abs=0.006) and (noisy == 1).mean() == pytest.approx(
+        0.035, abs=0.006
+    )
+    image = np.asarray(picture(), dtype=float) / 255
+    mean = image.mean(axis=(0, 1))
+    assert damage_small("contrast", image, 2) == pytest.approx(mean + 0.5 * (image - mean), abs=1 / 255)
+    for severity, added in ((1, 0.05), (5, 0.3)):
+        bright = damage_small("brightness", image, severity)
+        for row, column in ((0, 0), (10, 10), (20, 5), (31, 31)):
+            hue, saturation, value = colorsys.rgb_to_hsv(*image[row, column])
+            wanted = colorsys.hsv_to_rgb(hue, saturation, min(value + added, 1))
+            assert bright[row, column] == pytest.approx(wanted, abs=1.01 / 255)
+
+
+def test_small_blurs_move_no_light_and_glass_only_takes_from_neighbours():
+    dot = np.zeros((33, 33, 3))
+    dot[16, 16] = 1
+    for name in ("defocus_blur", "motion_blur"):
+        for severity in (1, 3, 5):
+            soft = damage_small(name, dot, severity)
+            assert soft.sum() == pytest.approx(3, rel=0.1), name
+            assert 0 < soft[16, 16, 0] < 1 and (soft[:8] == 0).all(), name
+    numbers = np.arange(32 * 32).reshape(32, 32)
+    coded = np.stack([numbers // 256, numbers % 256, 0 * numbers], axis=2) / 255  # each pixel says where it is
+    np.random.seed(0)
+    found = np.rint(255 * small_corruptions.glass_blur(coded, (0.05, 1))).astype(int)
+    rows, columns = np.divmod(found[..., 0] * 256 + found[..., 1], 32)
+    down, right = rows - np.arange(32)[:, None], columns - np.arange(32)
+    assert set(np.unique(down)) == set(np.unique(right)) == {-1, 0}, "from above or the left, one pixel at most"
+    assert 0.4 < (down[2:, 2:] == -1).mean() < 0.6
+
+
+def test_small_images_may_be_long():
+    for name in CORRUPTIONS:
+        assert corrupt(picture(400, 40), name, 3, 0).size == (400, 40)
+
+
+def damage_small(name, image, severity):
+    return small_corruptions.damage(np.uint8(np.rint(255 * image)), name, severity) / 255
 
 
 def test_noise_differs_from_image_to_image():
