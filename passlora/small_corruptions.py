@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from imagecorruptions.corruptions import disk, next_power_of_2, plasma_fractal
 from PIL import Image
+from scipy.ndimage import affine_transform, correlate, gaussian_filter, map_coordinates, zoom
 
 Pixels = np.ndarray  # height x width x 3, float, 0 to 1; the result may leave that range
 
@@ -44,15 +46,10 @@ def impulse_noise(x: Pixels, share: float) -> Pixels:
 
 
 def blurred(x: Pixels, sigma: float) -> Pixels:
-    from scipy.ndimage import gaussian_filter
-
     return gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
 
 
 def defocus_blur(x: Pixels, strength: tuple[float, float]) -> Pixels:
-    from imagecorruptions.corruptions import disk
-    from scipy.ndimage import correlate
-
     radius, softness = strength
     return correlate(x, disk(radius, softness)[..., None], mode="mirror")
 
@@ -89,8 +86,6 @@ def motion_blur(x: Pixels, strength: tuple[int, float]) -> Pixels:
 
 def zoomed(x: Pixels, factor: float) -> Pixels:
     """The middle of the image, at the image's size."""
-    from scipy.ndimage import zoom
-
     size = np.array(x.shape[:2])
     crop = np.ceil(size / factor).astype(int)
     top, left = (size - crop) // 2
@@ -108,8 +103,8 @@ def zoom_blur(x: Pixels, largest: float) -> Pixels:
 
 
 def snow(x: Pixels, strength: tuple[float, float, float, float, int, float, float]) -> Pixels:
-    mean, deviation, zoom, threshold, radius, sigma, share = strength
-    flakes = zoomed(np.random.normal(mean, deviation, size=(*x.shape[:2], 1)), zoom)
+    mean, deviation, factor, threshold, radius, sigma, share = strength
+    flakes = zoomed(np.random.normal(mean, deviation, size=(*x.shape[:2], 1)), factor)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1))
     flakes = moved(flakes, radius, sigma, angle=np.random.uniform(-135, -45))
     grey = x @ np.array([0.299, 0.587, 0.114])
@@ -135,8 +130,6 @@ def frost(x: Pixels, strength: tuple[float, float]) -> Pixels:
 
 
 def fog(x: Pixels, strength: tuple[float, float]) -> Pixels:
-    from imagecorruptions.corruptions import next_power_of_2, plasma_fractal
-
     density, decay = strength
     height, width = x.shape[:2]
     cloud = plasma_fractal(next_power_of_2(max(height, width)), decay)[:height, :width, None]
@@ -163,8 +156,6 @@ def elastic_transform(x: Pixels, strength: tuple[float, float, float]) -> Pixels
 
     Strengths (of the flow: how far, how smooth) in sides of the image.
     """
-    from scipy.ndimage import affine_transform, gaussian_filter, map_coordinates
-
     far, smooth, corners = (min(x.shape[:2]) * part for part in strength)
     centre, third = np.array(x.shape[:2]) // 2, min(x.shape[:2]) // 3
     target = centre + third * np.array([[1, 1], [-1, 1], [-1, -1]])
@@ -221,4 +212,4 @@ BY_NAME = {make.__name__: (make, strengths) for make, strengths in STRENGTHS.ite
 def damage(pixels: np.ndarray, name: str, severity: int) -> np.ndarray:
     """Bytes in, bytes out."""
     make, strengths = BY_NAME[name]
-    return np.uint8(255 * np.clip(make(pixels / 255, strengths[severity - 1]), 0, 1))
+    return (255 * np.clip(make(pixels / 255, strengths[severity - 1]), 0, 1)).astype(np.uint8)
