@@ -23,6 +23,12 @@ from passlora.head import Head
 from passlora.memory import Draw
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: a worker takes whole files, and none should start a long one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def tiny():
     """A run of seconds: two tasks of real digits on the bundled backbone."""
