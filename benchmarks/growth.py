@@ -12,10 +12,10 @@ import torch
 from accelerate import Accelerator
 
 from passlora import Config
-from passlora.batches import Images
-from passlora.data import ArrayRows, Split
-from passlora.learner import Learner, TaskData
-from passlora.memory import Statistics
+from passlora.data.batches import Images
+from passlora.data.sources import ArrayRows, Split
+from passlora.method.memory import Statistics
+from passlora.training.learner import Learner, TaskData
 
 from .scene import DEIT, LORA, RESNET, Scene
 from .timing import Row, interleave, ratios

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from PIL import Image
 
 from passlora import Config
-from passlora.batches import Images
-from passlora.data import ArrayRows, Split
-from passlora.learner import EpochLog, Learner, TaskData
-from passlora.memory import Statistics
+from passlora.data.batches import Images
+from passlora.data.sources import ArrayRows, Split
+from passlora.method.memory import Statistics
+from passlora.training.learner import EpochLog, Learner, TaskData
 
 LORA = {"model_name_or_path": "passlora/vit-mini"}
 DEIT = {"model_name_or_path": "deit_small_patch16_224", "pretrained": False}

@@ -11,9 +11,9 @@ import torch
 from accelerate import Accelerator
 
 from passlora import Config
-from passlora.batches import TrainPlans
-from passlora.learner import Learner
-from passlora.views import rotate
+from passlora.data.batches import TrainPlans
+from passlora.method.views import rotate
+from passlora.training.learner import Learner
 
 from . import floor
 from .reference import Reference, as_usual

@@ -37,7 +37,7 @@ def register_at_first_use(module: ModuleType) -> None:
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
         auto_class.from_pretrained = original
         try:
-            from .serving import register
+            from passlora.serving import register
 
             register()
         except (AttributeError, ImportError, TypeError) as error:  # a transformers of another time: all else works

@@ -22,11 +22,11 @@ from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from .backbone import as_pixel, prepare, rebuild
-from .batches import as_input
-from .config import NUM_ROTATIONS
-from .errors import PassloraError
-from .views import class_scores, rotate
+from passlora.config.knobs import NUM_ROTATIONS
+from passlora.data.batches import as_input
+from passlora.errors import PassloraError
+from passlora.method.views import class_scores, rotate
+from passlora.network.backbone import as_pixel, prepare, rebuild
 
 
 class PassLoraConfig(PretrainedConfig):

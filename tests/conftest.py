@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 
 from passlora import Config
-from passlora.cli import main
-from passlora.head import Head
-from passlora.memory import Draw
+from passlora.cli.main import main
+from passlora.method.classifiers.head import Head
+from passlora.method.memory import Draw
 
 
 def pytest_collection_modifyitems(items):
@@ -114,7 +114,7 @@ def bf16_works():
 HOLD = """
 import sys, time
 from pathlib import Path
-from passlora import store
+from passlora.folder import store
 with store.lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 
 from passlora import Config
-from passlora.cli import main as command_line
-from passlora.learner import Learner
-from passlora.run import train
+from passlora.cli.main import main as command_line
+from passlora.runs.run import train
+from passlora.training.learner import Learner
 
 BUDGET = {"num_train_epochs": 2, "lr_milestones": [1], "per_device_train_batch_size": 4, "save_steps": 1}
 

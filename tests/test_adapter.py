@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from passlora.adapter import Adapted, LoraLinear
-from passlora.backbone import make_backbone
-from passlora.config import ModelConfig
+from passlora.config.knobs import ModelConfig
+from passlora.network.backbone import make_backbone
+from passlora.network.lora import Adapted, LoraLinear
 
 
 class Net(nn.Module):

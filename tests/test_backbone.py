@@ -7,9 +7,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from passlora.backbone import make_backbone, resnet18
-from passlora.config import ModelConfig
+from passlora.config.knobs import ModelConfig
 from passlora.errors import PassloraError
+from passlora.network.backbone import make_backbone, resnet18
 
 
 @pytest.fixture(scope="module")

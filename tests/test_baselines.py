@@ -12,13 +12,13 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
 from passlora import Config, PassloraError, train
-from passlora.baselines import make_classifier
-from passlora.baselines.fetril import translate
-from passlora.baselines.ncm import class_means
-from passlora.baselines.slda import SHRINKAGE
-from passlora.head import Head
-from passlora.model import PassLora
-from passlora.objective import LWF_TEMPERATURE, logit_losses
+from passlora.method.classifiers import make_classifier
+from passlora.method.classifiers.fetril import translate
+from passlora.method.classifiers.head import Head
+from passlora.method.classifiers.ncm import class_means
+from passlora.method.classifiers.slda import SHRINKAGE
+from passlora.method.objective import LWF_TEMPERATURE, logit_losses
+from passlora.model.passlora import PassLora
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_baselines_beside_a_run(tiny, tmp_path, cli):
     config = tiny(
         preset="finetune",
         compare=["ncm", "slda"],
-        extra_inference=["ncm"],
+        extra_inference=["nearest_prototype"],
         max_train_per_class=3,
         output_dir=str(tmp_path / "run"),
     )

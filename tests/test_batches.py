@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from passlora.batches import (
+from passlora.config.knobs import DataConfig
+from passlora.data.batches import (
     UNIFORMS,
     Images,
     TrainPlans,
@@ -18,8 +19,7 @@ from passlora.batches import (
     generator,
     share_of,
 )
-from passlora.config import DataConfig
-from passlora.data import load_dataset
+from passlora.data.sources import load_dataset
 
 
 @given(st.integers(1, 40), st.integers(1, 9))

@@ -14,9 +14,9 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from passlora import Config, train
-from passlora.card import NOTES, render, write_card
-from passlora.manifest import Manifest, TaskEntry, read_manifest, settings_of
-from passlora.model import PassLora
+from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, settings_of
+from passlora.hub.card import NOTES, render, write_card
+from passlora.model.passlora import PassLora
 
 
 def manifest(tasks=None, **settings):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from passlora.cli import main
-from passlora.config import FIELDS
+from passlora.cli.main import main
+from passlora.config.knobs import FIELDS
 
 
 def heavy_imports(*argv):

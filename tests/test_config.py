@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from passlora import Config, PassloraError
-from passlora.config import DEFAULT_RECIPE, FIELDS, PRESETS, load
+from passlora.config.knobs import DEFAULT_RECIPE, FIELDS, PRESETS, load
 
 RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*/*.yaml") if "accelerate" not in str(p))
 
@@ -70,9 +70,9 @@ def test_a_preset_on_the_command_line_wins_over_a_resolved_config(tmp_path, old,
 
 def test_a_recipes_inference_modes_fit_the_preset_of_the_command_line(tmp_path):
     path = tmp_path / "r.yaml"
-    path.write_text("num_tasks: 2\nextra_inference: [single, vanilla, ncm]\n")
-    assert load(str(path), {"preset": "finetune"}).method.inference_modes == ["single", "ncm"]
-    assert load(str(path), {"preset": "pass"}).method.inference_modes == ["single", "vanilla", "ncm"]
+    path.write_text("num_tasks: 2\nextra_inference: [single, vanilla, nearest_prototype]\n")
+    assert load(str(path), {"preset": "finetune"}).method.inference_modes == ["single", "nearest_prototype"]
+    assert load(str(path), {"preset": "pass"}).method.inference_modes == ["single", "vanilla", "nearest_prototype"]
 
 
 def test_none_unsets_what_a_recipe_sets():
@@ -100,7 +100,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"learning_rate": -1}, "above 0"),
         ({"sst": "maybe"}, "true or false"),
         ({"preset": "pas"}, "did you mean 'pass'"),
-        ({"inference": "multi"}, "one of multiview, single, vanilla, ncm"),
+        ({"inference": "multi"}, "one of multiview, single, vanilla, nearest_prototype"),
         ({"prototype_views": 2}, "one of 1, 4"),
         ({"task_sizes": ["a"], "num_tasks": None}, "whole number"),
         ({"dataset_name": 3}, "must be text"),

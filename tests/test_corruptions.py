@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from passlora import PassloraError, corruptions, small_corruptions, train
-from passlora.corruptions import CORRUPTIONS, corrupt, corrupted
-from passlora.data import DataConfig, load_dataset
+from passlora import PassloraError, train
+from passlora.data import corruptions, small_corruptions
+from passlora.data.corruptions import CORRUPTIONS, corrupt, corrupted
+from passlora.data.sources import DataConfig, load_dataset
 
 
 def picture(width=32, height=32):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from passlora.config import DataConfig
-from passlora.data import hold_out, load_dataset, to_rgb
+from passlora.config.knobs import DataConfig
+from passlora.data.sources import hold_out, load_dataset, to_rgb
 from passlora.errors import PassloraError
 
 datasets = pytest.importorskip("datasets")

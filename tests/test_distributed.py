@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from passlora import PassloraError
-from passlora.run import make_accelerator
+from passlora.runs.run import make_accelerator
 
 ROOT = Path(__file__).parent.parent
 BASE = [

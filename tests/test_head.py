@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from passlora.head import Head
+from passlora.method.classifiers.head import Head
 
 
 def test_old_rows_are_carried_over_bit_for_bit():

@@ -17,8 +17,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from transformers import pipeline
 
-from passlora import PassloraError, hub, train
-from passlora.model import PassLora
+from passlora import PassloraError, train
+from passlora.hub import hub
+from passlora.model.passlora import PassLora
 
 REPO = "ann/digits"
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from passlora.batches import Images
-from passlora.config import TrainingConfig
-from passlora.data import load_dataset
+from passlora.config.knobs import TrainingConfig
+from passlora.data.batches import Images
+from passlora.data.sources import load_dataset
 from passlora.errors import PassloraError
-from passlora.learner import Learner, TaskData, accumulation_groups, lr_scale
-from passlora.views import rotate
+from passlora.method.views import rotate
+from passlora.training.learner import Learner, TaskData, accumulation_groups, lr_scale
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ SWITCHES = [
     {"preset": "lwf-kd"},
     {"preset": "finetune"},
     {"sst": False, "inference": "single", "prototype_views": 1},
-    {"extra_inference": ["single", "vanilla", "ncm"]},
+    {"extra_inference": ["single", "vanilla", "nearest_prototype"]},
     {"gradient_accumulation_steps": 3, "lr_scheduler_type": "cosine"},
     {"task_sizes": [3, 7]},  # 9 images in batches of 8: a last batch of one
     {"task_sizes": [1, 9]},
@@ -201,7 +201,7 @@ def test_scores_are_float32_under_mixed_precision(tiny, accelerator, bf16_works)
 
 
 def test_accuracy_modes_against_loops(tiny, accelerator):
-    config = tiny(extra_inference=["single", "vanilla", "ncm"], max_train_per_class=3)
+    config = tiny(extra_inference=["single", "vanilla", "nearest_prototype"], max_train_per_class=3)
     learner, images, labels, _ = learn_two(config, accelerator)
     data = task_data(config, images, labels, range(10))
     got = {mode: e.confusion for mode, e in learner.evaluate(data, config.method.inference_modes).items()}
@@ -214,7 +214,7 @@ def test_accuracy_modes_against_loops(tiny, accelerator):
             "multiview": [sum(logits[v, 4 * c + v] for v in range(4)) for c in range(10)],
             "vanilla": [sum(logits[v, 4 * c] for v in range(4)) for c in range(10)],
             "single": [logits[0, 4 * c] for c in range(10)],
-            "ncm": [-(z[0] - learner.memory.means[4 * c]).norm() for c in range(10)],
+            "nearest_prototype": [-(z[0] - learner.memory.means[4 * c]).norm() for c in range(10)],
         }
         for mode in got:
             expected[mode][labels[row], int(np.argmax([float(s) for s in scores[mode]]))] += 1

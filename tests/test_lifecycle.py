@@ -16,10 +16,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from passlora import Config, PassloraError, store, train
-from passlora.cli import main
-from passlora.learner import Learner
-from passlora.model import PassLora
+from passlora import Config, PassloraError, train
+from passlora.cli.main import main
+from passlora.folder import store
+from passlora.model.passlora import PassLora
+from passlora.training.learner import Learner
 
 
 def write_digits(root, digits, count, start=0):

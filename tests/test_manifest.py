@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from passlora import Config, PassloraError
-from passlora.manifest import MANIFEST, Manifest, TaskEntry, check, read_manifest, settings_of, to_json
-from passlora.store import Form, read_tensors
+from passlora.folder.manifest import MANIFEST, Manifest, TaskEntry, check, read_manifest, settings_of, to_json
+from passlora.folder.store import Form, read_tensors
 
 GOOD = to_json(
     Manifest(settings_of(Config.make(num_tasks=2)), [TaskEntry(["a", "b"], "2026-01-01", 50.0), TaskEntry(["c"], "")])

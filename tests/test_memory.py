@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passlora.memory import Memory, Statistics
+from passlora.method.memory import Memory, Statistics
 
 
 def statistics(z, nodes, num_nodes, full=False, batch=5):

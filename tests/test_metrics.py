@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passlora import metrics
-from passlora.scenario import Scenario
+from passlora.data.scenario import Scenario
+from passlora.training import metrics
 
 # Worked by hand: three tasks. Forgetting after task 3: task 1: max(90, 80) - 70 = 20; task 2: 60 - 65 = -5.
 MATRIX = [[90.0, None, None], [80.0, 60.0, None], [70.0, 65.0, 50.0]]

@@ -18,9 +18,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from passlora import Config, PassloraError, load_config, train
-from passlora.data import load_dataset
-from passlora.manifest import read_manifest
-from passlora.model import PassLora
+from passlora.data.sources import load_dataset
+from passlora.folder.manifest import read_manifest
+from passlora.model.passlora import PassLora
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_the_folder_says_nothing_of_where_the_data_lay(image_tree, tiny, tmp_pat
     assert train(config, lambda text: None)["finished"], "the same data continues"
     other = image_tree(name="other_place", size=(20, 20))
     with pytest.raises(PassloraError, match=r"dataset_name was local:.*, is local:"):
-        train(config.but(dataset_name=str(other)), lambda text: None)
+        train(config.replace(dataset_name=str(other)), lambda text: None)
     with pytest.raises(PassloraError, match="say where it lies, with --dataset_name"):
         train(load_config(str(tmp_path / "m" / "config.yaml"), {"output_dir": str(tmp_path / "n")}), lambda text: None)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passlora.config import MethodConfig
-from passlora.head import Head
-from passlora.memory import Draw
-from passlora.objective import (
+from passlora.config.knobs import MethodConfig
+from passlora.method.classifiers.head import Head
+from passlora.method.memory import Draw
+from passlora.method.objective import (
     explicit_losses,
     hard_losses,
     implicit_losses,

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from passlora import PassloraError, page, train
-from passlora.config import Config
+from passlora import PassloraError, train
+from passlora.analysis import page
+from passlora.config.knobs import Config
 
 EVIL = '<script>alert("x")</script>'
 

@@ -13,9 +13,9 @@ import yaml
 from PIL import Image
 
 from passlora import train
-from passlora.batches import TrainPlans
-from passlora.config import load
-from passlora.learner import Learner, TaskData
+from passlora.config.knobs import load
+from passlora.data.batches import TrainPlans
+from passlora.training.learner import Learner, TaskData
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "accelerate_configs")

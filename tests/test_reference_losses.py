@@ -13,9 +13,9 @@ import pytest
 from accelerate import Accelerator
 
 from passlora import Config
-from passlora.batches import Images
-from passlora.data import load_dataset
-from passlora.learner import Learner, TaskData
+from passlora.data.batches import Images
+from passlora.data.sources import load_dataset
+from passlora.training.learner import Learner, TaskData
 
 RECORDED = Path(__file__).parent / "reference_losses.json"
 DIGITS = {

@@ -14,11 +14,11 @@ import torch
 import yaml
 
 from passlora import PassloraError
-from passlora.config import FIELDS
-from passlora.corruptions import CORRUPTIONS
-from passlora.measures import five_accuracies
-from passlora.paper import COLUMNS, EXPERIMENTS, MINI
-from passlora.reproduce import configurations
+from passlora.analysis.measures import five_accuracies
+from passlora.analysis.paper import COLUMNS, EXPERIMENTS, MINI
+from passlora.analysis.reproduce import configurations
+from passlora.config.knobs import FIELDS
+from passlora.data.corruptions import CORRUPTIONS
 
 ROOT = Path(__file__).parent.parent
 SCRATCH = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "imagenet_subset": "ImageNet-Subset"}

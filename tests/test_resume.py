@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from passlora import PassloraError, store, train
+from passlora import PassloraError, train
+from passlora.folder import store
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from passlora import PassloraError, metrics, store, train
-from passlora.config import load
-from passlora.scenario import Scenario
+from passlora import PassloraError, train
+from passlora.config.knobs import load
+from passlora.data.scenario import Scenario
+from passlora.folder import store
+from passlora.training import metrics
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path)
     assert len(drift[0]) == 1 and drift[0][0] == pytest.approx(0, abs=1e-5), "nothing has moved yet"
     assert len(drift[1]) == 2 and drift[1][1] == pytest.approx(0, abs=1e-5)
     from passlora import PassLora
-    from passlora.data import load_dataset
+    from passlora.data.sources import load_dataset
 
     data = load_dataset(config.data, 0).train
     learner = PassLora.from_pretrained(tmp_path).learner
@@ -167,7 +169,7 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path):
 
 def test_a_finished_run_is_read_again_not_run_again(finished, monkeypatch):
     folder, results, _ = finished
-    monkeypatch.setattr("passlora.run.Learner", None)  # nothing may be learnt
+    monkeypatch.setattr("passlora.runs.run.Learner", None)  # nothing may be learnt
     said = []
     again = train(load(str(folder / "config.yaml"), {}), said.append)
     assert "".join(said).count("finished already") == 4

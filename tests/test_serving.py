@@ -101,7 +101,7 @@ def test_other_models(tmp_path, cli, options):
 
 
 def test_nearest_prototypes_have_no_logits(tmp_path, cli):
-    folder = make(tmp_path / "model", max_train_per_class=1, preset="finetune", inference="ncm")
+    folder = make(tmp_path / "model", max_train_per_class=1, preset="finetune", inference="nearest_prototype")
     code, _, err = cli("merge", folder, tmp_path / "merged", "--format", "transformers")
     assert code == 2 and "it has no logits to merge" in err and not (tmp_path / "merged").exists()
 

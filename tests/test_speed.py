@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from test_reference_losses import RECORDED, losses_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passlora.batches import Images
-from passlora.data import load_dataset
+from passlora.data.batches import Images
+from passlora.data.sources import load_dataset
 from passlora.errors import PassloraError
-from passlora.learner import Learner, TaskData
+from passlora.training.learner import Learner, TaskData
 
 PLAIN = {"crop_padding": 0, "horizontal_flip": False, "brightness": 0}
 

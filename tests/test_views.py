@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from passlora.views import class_scores, nodes, rotate
+from passlora.method.views import class_scores, nodes, rotate
 
 
 def test_rows_are_the_rotations_of_each_image_in_turn():

@@ -7,9 +7,9 @@ import torch
 from accelerate import Accelerator
 
 from passlora import Config, Learner
-from passlora.batches import Images
-from passlora.data import load_dataset
-from passlora.learner import TaskData
+from passlora.data.batches import Images
+from passlora.data.sources import load_dataset
+from passlora.training.learner import TaskData
 
 
 def main() -> None:

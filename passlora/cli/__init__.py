@@ -1,0 +1,5 @@
+"""The command line: a module a command."""
+
+from passlora.cli.main import main
+
+__all__ = ["main"]
