@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from passlora import Config, PassloraError, train
+from passlora import Config, PassloraError, files, train
 from passlora.cli.main import main
 from passlora.folder import store
 from passlora.model.passlora import PassLora
@@ -228,7 +228,7 @@ def test_a_first_lesson_that_was_cut_off(tmp_path, cli, monkeypatch):
     """What it left is no obstacle for the same command; a folder of someone else's files is."""
     write_digits(tmp_path / "data", [1, 2], 2)
     command = ["learn", tmp_path / "new", "--data", tmp_path / "data", "--num_train_epochs", "1", "--save_steps", "1"]
-    write = store.write_json
+    write = files.write_json
 
     def killed(path, content):
         raise KeyboardInterrupt

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from passlora import PassloraError, train
-from passlora.folder import store
+from passlora import PassloraError, files, train
+from passlora.folder import layout, store
 
 
 @pytest.mark.slow
@@ -36,11 +36,11 @@ def test_a_checkpoint_continues_bit_for_bit(tiny, tmp_path, options, monkeypatch
     flags |= {"per_device_train_batch_size": 4, "max_test_per_class": 1}
     config = tiny(**flags, save_steps=2, output_dir=str(tmp_path / "run"))
     taken = {}
-    write = store.write_tensors
+    write = files.write_tensors
 
     def keep(path, tensors):
         write(path, tensors)
-        if path.name == store.CHECKPOINT and int(tensors["task"]) == 1:
+        if path.name == layout.CHECKPOINT and int(tensors["task"]) == 1:
             taken[int(tensors["step"])] = path.read_bytes()
 
     monkeypatch.setattr(store, "write_tensors", keep)
@@ -52,14 +52,14 @@ def test_a_checkpoint_continues_bit_for_bit(tiny, tmp_path, options, monkeypatch
 
     final = weights()
     assert len(final) >= 2 and sorted(taken) == [2, 4]
-    assert not (tmp_path / "run" / store.CHECKPOINT).exists(), "a finished task needs none"
+    assert not (tmp_path / "run" / layout.CHECKPOINT).exists(), "a finished task needs none"
 
     def interrupted(**changes):
         """The folder as it was when the checkpoint had been written."""
         manifest = store.read_manifest(tmp_path / "run")
         manifest.tasks = manifest.tasks[:1]
-        store.write_json(tmp_path / "run" / store.MANIFEST, store.to_json(manifest))
-        (tmp_path / "run" / store.CHECKPOINT).write_bytes(taken[2])
+        files.write_json(tmp_path / "run" / layout.MANIFEST, store.to_json(manifest))
+        (tmp_path / "run" / layout.CHECKPOINT).write_bytes(taken[2])
 
     interrupted()
     said = []

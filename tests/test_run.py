@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from passlora import PassloraError, train
+from passlora import PassloraError, files, train
 from passlora.config.knobs import load
 from passlora.data.scenario import Scenario
 from passlora.folder import store
@@ -196,14 +196,14 @@ def test_overwriting_removes_the_runs_own_files_only(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
-    store.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
 
     def fail(temporary):
         temporary.write_text("half")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        store.write(path, fail)
+        files.write(path, fail)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from passlora import files
 from passlora.analysis.paper import MINI, Row
 from passlora.config.knobs import Config
 from passlora.data.batches import Images
@@ -23,7 +24,6 @@ from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.scenario import make_scenario
 from passlora.data.sources import Dataset, Split, load_dataset
 from passlora.environment import is_first_process
-from passlora.folder import store
 from passlora.method.classifiers import make_classifier
 from passlora.method.classifiers.ncm import NearestMean
 from passlora.method.memory import Memory, Statistics
@@ -52,7 +52,7 @@ def measure(name: str, row: Row, config: Config, found: dict[str, Any], scale: s
             "values": {**results(row, found)["values"], **measured["values"]},
         }
     if is_first_process():
-        store.write_json(kept, {**measured, "of": stamp})
+        files.write_json(kept, {**measured, "of": stamp})
     return measured
 
 

@@ -28,7 +28,7 @@ from passlora.config.knobs import LOCAL_DATA, read_yaml
 from passlora.data.corruptions import GROUPS, ROBUSTNESS
 from passlora.display.tables import each_method
 from passlora.errors import PassloraError
-from passlora.folder import store
+from passlora.folder import layout
 from passlora.folder.manifest import MANIFEST, read_manifest
 from passlora.training.metrics import class_counts
 
@@ -94,7 +94,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     try:
-        results = json.loads((folder / store.RESULTS).read_text(encoding="utf-8"))
+        results = json.loads((folder / layout.RESULTS).read_text(encoding="utf-8"))
         if not results.get("finished"):
             raise PassloraError(f"{folder} is not finished: the same passlora train command goes on with it")
         missing = [name for name in NEEDED if name not in results]
@@ -109,12 +109,12 @@ def read_run(folder: Path) -> Run:
             folder.resolve().name,
             folder,
             results,
-            add_up([read_confusion(seed / store.CONFUSION) for seed in seeds]) if same_order else None,
-            read_yaml(str(folder / store.CONFIG)) if (folder / store.CONFIG).is_file() else {},
+            add_up([read_confusion(seed / layout.CONFUSION) for seed in seeds]) if same_order else None,
+            read_yaml(str(folder / layout.CONFIG)) if (folder / layout.CONFIG).is_file() else {},
             read_robustness(folder),
         )
     except FileNotFoundError:
-        raise PassloraError(f"{folder} holds no {store.RESULTS}: it is no run of passlora train") from None
+        raise PassloraError(f"{folder} holds no {layout.RESULTS}: it is no run of passlora train") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PassloraError(f"{folder} holds a run that cannot be read ({type(error).__name__}: {error})") from None
 
@@ -427,7 +427,7 @@ def cost(run: Run) -> str:
 
 def settings(run: Run) -> str:
     config, again, folder = (
-        shlex.quote(str(p)) for p in (run.folder / store.CONFIG, f"{run.folder}-again", run.folder)
+        shlex.quote(str(p)) for p in (run.folder / layout.CONFIG, f"{run.folder}-again", run.folder)
     )
     lines = [f"passlora train --config {config} --output_dir {again}", f"passlora report {folder} --html report.html"]
     if str(run.settings.get("dataset_name", "")).startswith(LOCAL_DATA):

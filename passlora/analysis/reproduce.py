@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from passlora import files
 from passlora.analysis.paper import COLUMNS, EXPERIMENTS, MINI, Experiment, Row
 from passlora.config.knobs import FIELDS, PRESETS, Config, is_local
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError, nearest
-from passlora.folder import store
 
 SEEDS = [0, 1, 2]
 RUN_WITH = ("output_dir", "overwrite_output_dir", "dataloader_num_workers", "report_to", "save_steps", "save_epochs")
@@ -169,8 +169,8 @@ def write(experiment: Experiment, name: str, cells: list[Cell], folder: Path, sc
         for metric, value in part.values.items():
             deviation = f"{part.deviations[metric]:.4f}" if metric in part.deviations else ""
             writer.writerow([part.row, part.column, metric, f"{value:.4f}", deviation, part.paper.get(metric, "")])
-    store.write_text(folder / f"{name}.csv", text.getvalue())
-    store.write_text(folder / f"{name}.md", as_markdown(experiment, name, cells, scale, command))
+    files.write_text(folder / f"{name}.csv", text.getvalue())
+    files.write_text(folder / f"{name}.md", as_markdown(experiment, name, cells, scale, command))
     for suffix in ("png", "svg"):
         figures.experiment(experiment.title, experiment.plot, cells, folder / f"{name}.{suffix}")
 

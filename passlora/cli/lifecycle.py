@@ -11,13 +11,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from passlora import files
 from passlora.cli.commands import BORN_WITH, READING
 from passlora.cli.flags import chosen_flags
 from passlora.config.knobs import Config, hub_id
 from passlora.display.tables import confusion_csv, table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError
-from passlora.folder import store
+from passlora.folder import layout, store
 from passlora.folder.manifest import MANIFEST, read_manifest
 
 
@@ -55,7 +56,7 @@ def learn(arguments: argparse.Namespace) -> int:
     with store.lock(folder) if is_first_process() else nullcontext():
         exists = check_can_learn(folder, flags)  # another process may have been faster
         if is_first_process():
-            store.tidy(folder)
+            files.tidy(folder)
         if not exists and is_first_process():
             print(f"{folder} is a new model", flush=True)
         from passlora.model.passlora import PassLora
@@ -129,7 +130,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     every = range(scenario.num_classes)
     rows.append(["all", str(len(every)), str(int(totals.sum())), f"{metrics.accuracy(result.confusion, every):.1f}"])
     out = evaluation_folder(arguments)
-    store.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
+    files.write_text(out / "confusion_matrix.csv", confusion_csv(model.classes, result.confusion))
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
     figures.reliability(result, out / "reliability.png")
     print(f"{table(rows)}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
@@ -165,8 +166,8 @@ def robustness(arguments: argparse.Namespace) -> int:
     out = evaluation_folder(arguments)
     about = {"learnt": model.tasks[-1].learnt, "images": int(parts["clean"].confusion.sum())}  # the model looked at
     content = {**about, "severity": arguments.severity, "clean": clean, "accuracy": found, "mean": mean}
-    store.write_json(out / corruptions.ROBUSTNESS, content)
-    store.write_text(out / "robustness.csv", "\n".join(",".join(row) for row in rows) + "\n")
+    files.write_json(out / corruptions.ROBUSTNESS, content)
+    files.write_text(out / "robustness.csv", "\n".join(",".join(row) for row in rows) + "\n")
     from passlora.display import figures
 
     for suffix in ("png", "svg"):
@@ -189,8 +190,8 @@ def rollback(arguments: argparse.Namespace) -> int:
         manifest = store.rollback(folder, arguments.to_task)
         write_card(folder, manifest)
     print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
-    if (folder / store.BACKUP).is_file():
-        last = len(read_manifest(folder, store.BACKUP).tasks) - 1
+    if (folder / layout.BACKUP).is_file():
+        last = len(read_manifest(folder, layout.BACKUP).tasks) - 1
         print(f"undo: passlora rollback {folder} --to_task {last}; confirm: passlora rollback {folder} --prune")
     return 0
 

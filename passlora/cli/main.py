@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from passlora import __version__
+from passlora import __version__, files
 from passlora.cli.commands import add_commands
 from passlora.cli.flags import add_flags, chosen_flags, describe
 from passlora.cli.lifecycle import run_command
 from passlora.config.knobs import FIELDS, Config, is_local, load
 from passlora.environment import describe_environment, is_first_process
 from passlora.errors import PassloraError, nearest
+from passlora.folder import layout
 
 NOT_IN_AN_EXPERIMENT = (
     "overwrite_output_dir",
@@ -183,7 +184,7 @@ def train(config: Config) -> None:
             print(f"look:  passlora info {folder}\nask:   passlora predict {folder} IMAGE...")
         data = config.data.dataset_name
         where = f" --dataset_name {shlex.quote(data)}" if is_local(data) else ""
-        print(f"again: passlora train --config {folder / store.CONFIG}{where} --output_dir {folder}-again")
+        print(f"again: passlora train --config {folder / layout.CONFIG}{where} --output_dir {folder}-again")
 
 
 def leave_group() -> None:
@@ -204,11 +205,10 @@ def report(arguments: argparse.Namespace) -> None:
     from pathlib import Path
 
     from passlora.analysis import page
-    from passlora.folder import store
 
     runs = page.read_runs([Path(folder) for folder in (arguments.run, *arguments.compare)])
     try:
-        store.write_text(Path(arguments.html), page.render(runs))
+        files.write_text(Path(arguments.html), page.render(runs))
         if arguments.plots:
             page.save_plots(runs, Path(arguments.plots))
     except (

@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from passlora.folder import store
+from passlora import files
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -20,7 +20,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    store.write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    files.write(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
 def accuracy_curves(results: dict[str, Any], path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from passlora import __version__
 from passlora.config.knobs import FIELDS, Config
 from passlora.errors import PassloraError, nearest
+from passlora.folder.layout import MANIFEST
 
-MANIFEST = "passlora.json"
 LOCAL_DIR = "local-dir:"
 FORMAT_VERSION = 1
 MAX_BYTES = 64 * 2**20

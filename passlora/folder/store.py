@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from passlora.config.knobs import FIELDS, read_yaml, without_data_path
 from passlora.errors import PassloraError
-from passlora.folder.manifest import MANIFEST, Manifest, TaskEntry, read_manifest, to_json
+from passlora.files import TEMPORARY, tidy, write_json, write_tensors, write_text, write_yaml
+from passlora.folder.layout import (
+    ADAPTER,
+    BACKBONE,
+    BACKUP,
+    CARD,
+    CHECKPOINT,
+    CONFIG,
+    CONFUSION,
+    HEAD,
+    LOCK,
+    LOG,
+    MANIFEST,
+    MATRIX,
+    NOTES,
+    PICTURE,
+    PROTOTYPES,
+    RESULTS,
+    task_folder,
+)
+from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, to_json
 
 if TYPE_CHECKING:
     from passlora.training.learner import Learner
@@ -24,14 +44,6 @@ if TYPE_CHECKING:
 HELD: set[str] = set()  # folders that this process has locked
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
 
-CONFIG, RESULTS, LOG, MATRIX = "config.yaml", "results.json", "training_log.jsonl", "accuracy_matrix.csv"
-PROTOTYPES, HEAD, CARD, PICTURE = "prototypes.safetensors", "head.safetensors", "README.md", "accuracy.png"
-NOTES = "<!-- Your own notes: what stands below this line is kept. -->"  # the card's last line of ours
-TEMPORARY = ".passlora-"
-BACKUP, CHECKPOINT, LOCK = "passlora.backup.json", "checkpoint.safetensors", ".lock"
-CONFUSION = "confusion_matrix.csv"
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-BACKBONE = "backbone.safetensors"
 OURS = (
     "task_*",
     "seed_*",
@@ -130,12 +142,6 @@ def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     write_yaml(folder / CONFIG, without_data_path(config))
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a write that was cut off left."""
-    for path in list(folder.glob(f"**/{TEMPORARY}*")):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
 def check_links(folder: Path, root: Path | None = None) -> None:
     """Refuse links that lead out of the folder (or of `root`): nothing is written, copied or sent through them."""
     inside = (root or folder).resolve()
@@ -172,67 +178,6 @@ def lock(folder: Path) -> Iterator[None]:
             HELD.remove(name)
             if is_new and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
                 shutil.rmtree(folder)
-
-
-def write(path: Path, save: Callable[[Path], None]) -> None:
-    """`save` writes to a file beside `path`, which then takes its name: readers see the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        save(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~current_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that takes its name when the block is done: it is whole, or it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=TEMPORARY) as name:
-        new = Path(name) / "new"
-        new.mkdir()
-        yield new
-        for file in new.iterdir():
-            os.chmod(file, 0o666 & ~current_umask())
-        if path.is_dir():
-            path.rmdir()  # an empty one
-        os.replace(new, path)
-
-
-def current_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
-
-
-def write_text(path: Path, text: str) -> None:
-    def save(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write(path, save)
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_yaml(path: Path, content: dict[str, Any]) -> None:
-    import yaml
-
-    write_text(path, yaml.safe_dump(content, sort_keys=False))
-
-
-def write_tensors(path: Path, tensors: dict[str, Any], about: dict[str, str] | None = None) -> None:
-    from safetensors.torch import save_file
-
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write(path, lambda temporary: save_file(state, temporary, metadata=about))
 
 
 @dataclass
@@ -402,10 +347,6 @@ def check_kept(folder: Path, task: int, manifest: Manifest) -> None:
     last = len(manifest.tasks) - 1
     if task < last and manifest.settings["keep_tasks"] == "last" and not (folder / task_folder(task)).is_dir():
         raise PassloraError(f"the weights of task {task} were not kept (keep_tasks last): there is only task {last}")
-
-
-def task_folder(task: int) -> str:
-    return f"task_{task:02d}"
 
 
 def restore(folder: Path, learner: Learner, manifest: Manifest, tasks: int, root: Path | None = None) -> None:

@@ -8,12 +8,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from passlora import files
 from passlora.cli.flags import describe
 from passlora.config.knobs import is_repo_id
 from passlora.display import figures
-from passlora.folder import store
+from passlora.folder import layout
+from passlora.folder.layout import CARD, NOTES, PICTURE
 from passlora.folder.manifest import Manifest, split_local, versions
-from passlora.folder.store import CARD, NOTES, PICTURE
 
 MAX_BYTES = 2**20  # of a card that is read
 METRICS = {
@@ -40,7 +41,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
         figures.accuracy_curves(curve, folder / PICTURE)
     else:
         (folder / PICTURE).unlink(missing_ok=True)  # of an earlier state
-    store.write_text(folder / CARD, render(folder, manifest, None, [folder / CARD]))
+    files.write_text(folder / CARD, render(folder, manifest, None, [folder / CARD]))
 
 
 def render(folder: Path, manifest: Manifest, repo_id: str | None = None, cards: Sequence[Path] = ()) -> str:
@@ -196,7 +197,7 @@ import timm
 from peft import PeftModel
 
 backbone = timm.create_model({timm_name(settings)!r}, pretrained=True, num_classes=0{size})
-features = PeftModel.from_pretrained(backbone, {name!r}, subfolder="{store.task_folder(last)}")
+features = PeftModel.from_pretrained(backbone, {name!r}, subfolder="{layout.task_folder(last)}")
 ```""")
     return "\n\n".join(parts)
 

@@ -11,23 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from passlora import files
 from passlora.config.knobs import hub_id, is_repo_id
 from passlora.display.progress import is_silent
 from passlora.errors import PassloraError, redact, redact_logs
-from passlora.folder import store
+from passlora.folder import layout, store
 from passlora.folder.manifest import MANIFEST, MAX_BYTES, Manifest, read_manifest
 from passlora.hub.card import render
 
-ABOUT = (store.CARD, store.RESULTS, store.MATRIX, store.PICTURE)  # a model may lack these
+ABOUT = (layout.CARD, layout.RESULTS, layout.MATRIX, layout.PICTURE)  # a model may lack these
 PATIENCE = 60.0  # seconds that a server may be silent
-IN_A_TASK = (store.ADAPTER, store.ADAPTER_CONFIG, store.BACKBONE, store.HEAD)
+IN_A_TASK = (layout.ADAPTER, layout.ADAPTER_CONFIG, layout.BACKBONE, layout.HEAD)
 
 
 def is_ours(name: str) -> bool:
     """Whether a file of a repository is one that `push` writes."""
     folder, _, file = name.rpartition("/")
     if not folder:
-        return name in (MANIFEST, store.PROTOTYPES, *ABOUT)
+        return name in (MANIFEST, layout.PROTOTYPES, *ABOUT)
     return re.fullmatch(r"task_\d{2,}", folder) is not None and file in IN_A_TASK
 
 
@@ -77,10 +78,10 @@ def push(
         remote = {sibling.rfilename for sibling in before.siblings or []}
         if MANIFEST in remote and not force and not create_pr:
             check_goes_on(manifest, download(repo_id, MANIFEST, before.sha).parent, repo_id)
-        cards = [folder / store.CARD]
-        if store.CARD in remote:
-            cards.append(download(repo_id, store.CARD, before.sha))
-        files[store.CARD] = render(folder, manifest, repo_id, cards).encode()
+        cards = [folder / layout.CARD]
+        if layout.CARD in remote:
+            cards.append(download(repo_id, layout.CARD, before.sha))
+        files[layout.CARD] = render(folder, manifest, repo_id, cards).encode()
         gone = sorted(name for name in remote if is_ours(name) and name not in files)
         operations: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
         operations += [CommitOperationDelete(name) for name in gone]
@@ -122,8 +123,8 @@ def move_tag(api: Any, repo_id: str, tag: str, commit: str, changed: bool) -> No
 
 def model_files(manifest: Manifest) -> list[str]:
     """Every name that a file of this model may have; from its number of tasks, never from what a stranger lists."""
-    parts = [f"{store.task_folder(task)}/{name}" for task in range(len(manifest.tasks)) for name in IN_A_TASK]
-    return [MANIFEST, store.PROTOTYPES, *ABOUT, *parts]
+    parts = [f"{layout.task_folder(task)}/{name}" for task in range(len(manifest.tasks)) for name in IN_A_TASK]
+    return [MANIFEST, layout.PROTOTYPES, *ABOUT, *parts]
 
 
 class Uploads:
@@ -187,9 +188,9 @@ def locate(name: str | Path, task: int | None = None, revision: str | None = Non
     manifest = read_manifest(source.folder)
     last = len(manifest.tasks) - 1
     if task is None or 0 <= task <= last:
-        weights = store.ADAPTER if manifest.settings["lora_r"] else store.BACKBONE
-        part = store.task_folder(last if task is None else task)
-        source.fetch([store.PROTOTYPES, f"{part}/{weights}", f"{part}/{store.HEAD}"])
+        weights = layout.ADAPTER if manifest.settings["lora_r"] else layout.BACKBONE
+        part = layout.task_folder(last if task is None else task)
+        source.fetch([layout.PROTOTYPES, f"{part}/{weights}", f"{part}/{layout.HEAD}"])
     return source
 
 
@@ -217,7 +218,7 @@ def describe_remote(repo_id: str, revision: str | None = None) -> dict[str, Any]
     if there is not None:
         about["bytes"] = sum(there.values())
         for i, task in enumerate(about["tasks"]):
-            task["bytes"] = sum(n for name, n in there.items() if name.startswith(store.task_folder(i) + "/"))
+            task["bytes"] = sum(n for name, n in there.items() if name.startswith(layout.task_folder(i) + "/"))
     return about
 
 
@@ -239,11 +240,11 @@ def pull(repo_id: str, folder: Path, revision: str | None = None) -> Manifest:
             store.check_new_model(folder)
         source.fetch()
         names = [name for name in model_files(manifest) if (source.folder / name).is_file()]
-        cards = [folder / store.CARD, source.folder / store.CARD]
-        card = render(folder, manifest, folder.resolve().name, cards) if store.CARD in names else None
+        cards = [folder / layout.CARD, source.folder / layout.CARD]
+        card = render(folder, manifest, folder.resolve().name, cards) if layout.CARD in names else None
         for name in sorted(names, key=lambda name: name == MANIFEST):  # the manifest last: it names the others
-            if name == store.CARD:
-                store.write_text(folder / name, str(card))
+            if name == layout.CARD:
+                files.write_text(folder / name, str(card))
             else:
                 copy_file(source, name, folder / name)
     return manifest
@@ -280,7 +281,7 @@ def copy_file(source: Source, name: str, target: Path) -> None:
     def save(temporary: Path) -> None:
         shutil.copyfile(path, temporary)
 
-    store.write(target, save)
+    files.write(target, save)
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------

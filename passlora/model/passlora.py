@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
+from passlora import files
 from passlora.config.knobs import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, as_input
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
@@ -25,7 +26,7 @@ from passlora.data.scenario import Scenario
 from passlora.data.sources import Split, at_most, read_splits, to_rgb
 from passlora.display.progress import silence
 from passlora.errors import PassloraError
-from passlora.folder import store
+from passlora.folder import layout, store
 from passlora.folder.manifest import LEARN_BUDGET, Manifest, TaskEntry, now, read_manifest, settings_of
 from passlora.hub import hub
 from passlora.hub.card import write_card
@@ -187,7 +188,7 @@ class PassLora:
 
         def save(state: dict[str, Tensor]) -> None:
             if folder is not None and self.learner.accelerator.is_main_process:
-                store.write_tensors(folder / store.CHECKPOINT, state, {"lesson": json.dumps(about)})
+                files.write_tensors(folder / layout.CHECKPOINT, state, {"lesson": json.dumps(about)})
 
         name = f"learning {len(new)} classes"
         self.learner.learn(training, len(new), on_checkpoint=save, checkpoint=checkpoint, name=name)
@@ -402,7 +403,7 @@ class PassLora:
             raise PassloraError("a backbone with a feature_dim of its own cannot be merged")
         if not self.learner.accelerator.is_main_process:
             return
-        with store.new_folder(out) as folder:
+        with files.new_folder(out) as folder:
             if format == "timm":
                 self._write_timm(folder)
             else:
@@ -435,9 +436,9 @@ class PassLora:
             },
         }
         head = {f"{classifier}.{name}": tensor for name, tensor in network.head.state_dict().items()}
-        store.write_tensors(folder / "model.safetensors", {**plain.state_dict(), **head})
-        store.write_json(folder / "classes.json", self.classes)
-        store.write_json(folder / "config.json", settings)
+        files.write_tensors(folder / "model.safetensors", {**plain.state_dict(), **head})
+        files.write_json(folder / "classes.json", self.classes)
+        files.write_json(folder / "config.json", settings)
 
     def _write_transformers(self, folder: Path) -> None:
         from transformers.utils.logging import disable_progress_bar

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from passlora import files
+from passlora.folder import layout
+
 import dataclasses
 import importlib.util
 import json
@@ -66,7 +69,7 @@ def train_all(config: Config, folder: Path, accelerator: Accelerator, say: Say) 
         results = combine(config, runs)
         say(seeds_table(results))
     if accelerator.is_main_process:
-        store.write_json(folder / store.RESULTS, results)
+        files.write_json(folder / layout.RESULTS, results)
         figures.accuracy_curves(results, folder / "accuracy.png")
     for tracker in accelerator.trackers:  # end_training would also end the group of processes: a next run needs it
         tracker.finish()
@@ -121,7 +124,7 @@ def train_one(config: Config, folder: Path, accelerator: Accelerator, say: Say) 
         other = stream.run(config.as_preset(preset), folder / "compare" / preset, preset)
         results["compare"][preset] = other
     if accelerator.is_main_process:
-        store.write_json(folder / store.RESULTS, results)
+        files.write_json(folder / layout.RESULTS, results)
         figures.accuracy_curves(results, folder / "accuracy.png")
         figures.accuracy_matrix(results, folder / "accuracy_matrix.png")
     say(final_table(results))
@@ -215,11 +218,11 @@ class Stream:
             }
             if self.accelerator.is_main_process:  # numbers first, the manifest last: it says which tasks are done
                 manifest.tasks.append(self.entry(task, record.results))
-                store.write_json(folder / store.RESULTS, record.results)
-                store.write_text(folder / store.MATRIX, matrix_csv(record.results))
+                files.write_json(folder / layout.RESULTS, record.results)
+                files.write_text(folder / layout.MATRIX, matrix_csv(record.results))
                 confusion = evaluations[config.method.inference].confusion
-                store.write_text(
-                    folder / store.CONFUSION, confusion_csv(record.results["classes"][: len(confusion)], confusion)
+                files.write_text(
+                    folder / layout.CONFUSION, confusion_csv(record.results["classes"][: len(confusion)], confusion)
                 )
                 write_card(folder, manifest)
                 store.save_tasks(folder, learner, manifest, {task: store.TaskState.of(learner)})
@@ -239,8 +242,8 @@ class Stream:
 
         It leaves numbers, no model, and is quick enough to be run again from the start.
         """
-        if (folder / store.RESULTS).is_file():
-            results = json.loads((folder / store.RESULTS).read_text(encoding="utf-8"))
+        if (folder / layout.RESULTS).is_file():
+            results = json.loads((folder / layout.RESULTS).read_text(encoding="utf-8"))
             if results.get("finished"):
                 self.say(f"\n{name}: finished already")
                 return results
@@ -265,10 +268,10 @@ class Stream:
         self.say(f"{name}: {record.describe(self.scenario, last)}")
         record.results |= self.about(config, name, time.perf_counter() - start, last)
         if self.accelerator.is_main_process:
-            store.write_text(folder / store.MATRIX, matrix_csv(record.results))
+            files.write_text(folder / layout.MATRIX, matrix_csv(record.results))
             text = confusion_csv(record.results["classes"], evaluation.confusion)
-            store.write_text(folder / store.CONFUSION, text)
-            store.write_json(folder / store.RESULTS, record.results)
+            files.write_text(folder / layout.CONFUSION, text)
+            files.write_json(folder / layout.RESULTS, record.results)
         return record.results
 
     def drift(self, learner: Learner, task: int) -> list[float]:
@@ -313,7 +316,7 @@ class Stream:
 
         def save(state: dict[str, Any]) -> None:
             if self.accelerator.is_main_process:
-                store.write_tensors(folder / store.CHECKPOINT, state)
+                files.write_tensors(folder / layout.CHECKPOINT, state)
 
         return save
 
@@ -335,7 +338,7 @@ class Record:
     def read(cls, folder: Path, modes: list[str]) -> Record:
         if not (folder / MANIFEST).is_file():
             return cls(modes, {}, 0)
-        results = json.loads((folder / store.RESULTS).read_text(encoding="utf-8"))
+        results = json.loads((folder / layout.RESULTS).read_text(encoding="utf-8"))
         return cls(modes, results, len(read_manifest(folder).tasks))
 
     @property
@@ -374,12 +377,12 @@ class Log:
 
     def cut(self, task: int, epoch: int) -> None:
         """Forget the epochs that will be run again."""
-        path = self.folder / store.LOG
+        path = self.folder / layout.LOG
         if self.accelerator.is_main_process and path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             kept = [line for line in lines if is_before(line, task, epoch)]
             self.epochs = len(kept)
-            store.write_text(path, "".join(kept))
+            files.write_text(path, "".join(kept))
 
     def __call__(self, log: EpochLog) -> None:
         if not all(np.isfinite(list(log.losses.values()))):
@@ -391,7 +394,7 @@ class Log:
         self.epochs += 1
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / store.LOG, "a", encoding="utf-8") as file:
+            with open(self.folder / layout.LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(dataclasses.asdict(log)) + "\n")
 
 
