@@ -39,7 +39,7 @@ def old_classes(rounds: int) -> Iterator[Row]:
                 what = f"{name}, {form}: a step with {old:,} old classes, over 100"
                 yield Row(what, ratios(seconds, str(old), "100"), "times", goal)
             for old, scene in scenes.items():
-                head = 4 * sum(p.numel() for p in scene.learner.network.head.parameters())
+                head = 4 * sum(p.numel() for p in scene.learner.network.classifier.parameters())
                 kept, trained = scene.learner.memory.num_bytes, 4 * head  # weight, gradient, Adam's two moments
                 yield Row(f"{name}, {form}: prototypes of {old:,} classes", [kept / 2**20], "MB")
                 if form == "explicit":

@@ -28,7 +28,7 @@ def inference(rounds: int) -> Iterator[Row]:
         scene = Scene(settings, count, 1)
         network, images = scene.learner.network.eval(), scene.images.cache
         assert images is not None
-        plain = create(num_classes=network.head.num_nodes).eval()
+        plain = create(num_classes=network.classifier.num_nodes).eval()
         merged = scene.merged()
         x = network.backbone.prepare(images)
         sides = {

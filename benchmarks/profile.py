@@ -16,13 +16,13 @@ PARTS = {  # what is called once a step -> (file, function)
         ("backbone.py", "prepare"),
         ("views.py", "rotate"),
     ],
-    "teacher, forward": [("learner.py", "_run_teacher")],
-    "student, forward": [("learner.py", "run_student")],
+    "teacher, forward": [("teacher.py", "ask")],
+    "student, forward": [("steps.py", "run_student")],
     "prototypes and losses": [("memory.py", "draw"), ("objective.py", "objective")],
     "backward": [("accelerator.py", "backward")],
     "Adam": [("optimizer.py", "step"), ("optimizer.py", "zero_grad")],
 }
-WHOLE = [("learner.py", "_train")]
+WHOLE = [("steps.py", "run")]
 ONCE_A_TASK = [("accelerator.py", "prepare"), ("accelerator.py", "free_memory")]
 REST = "the rest of the loop"
 

@@ -16,7 +16,8 @@ from passlora import Config
 from passlora.data.batches import Images
 from passlora.data.sources import ArrayRows, Split
 from passlora.method.memory import Statistics
-from passlora.training.learner import EpochLog, Learner, TaskData
+from passlora.training.learner import Learner, TaskData
+from passlora.training.steps import EpochLog, Hooks, TaskTraining
 
 LORA = {"model_name_or_path": "passlora/vit-mini"}
 DEIT = {"model_name_or_path": "deit_small_patch16_224", "pretrained": False}
@@ -66,17 +67,17 @@ class Scene:
         self.learner = Learner(self.config, Accelerator())
         self.old, self.new, self.count = old, new, batch * steps
         network, views = self.learner.network, self.config.method.prototype_views
-        network.grow(old)
+        network.classifier.grow(old)
         statistics = Statistics(views * old, network.backbone.feature_dim, self.config.method.covariance == "full")
         generator = torch.Generator().manual_seed(0)
         for _ in range(3):
             statistics.add(
                 torch.randn(views * old, network.backbone.feature_dim, generator=generator), torch.arange(views * old)
             )
-        self.learner.memory.remember(statistics)
-        network.backbone.become_teacher()
-        self.learner.old_head = (network.head.weight.detach().clone(), network.head.bias.detach().clone())
-        network.grow(new)
+        self.learner.memory.add(statistics)
+        head = network.classifier
+        self.old_head = (head.weight.detach().clone(), head.bias.detach().clone())
+        head.grow(new)
         rng = np.random.default_rng(0)
         self.pixels = rng.integers(0, 256, (self.count, 32, 32, 3)).astype(np.uint8)
         self.classes = old + np.arange(self.count) % new
@@ -89,7 +90,7 @@ class Scene:
     def merged(self) -> Any:
         """The plain timm network that `passlora merge` makes, with a classifier of the head's size."""
         plain = self.learner.network.backbone.merged()
-        plain.reset_classifier(self.learner.network.head.num_nodes)
+        plain.reset_classifier(self.learner.network.classifier.num_nodes)
         return plain.eval()
 
     def train(self) -> None:
@@ -102,4 +103,8 @@ class Scene:
         return ends[-1] - ends[-2]
 
     def _train(self, on_epoch: Callable[[EpochLog], None]) -> None:
-        self.learner._train(self.data, on_epoch, lambda state: None, None, "benchmark")
+        learner = self.learner
+        training = TaskTraining(
+            self.config, learner.accelerator, learner.network, learner.memory, 1, self.data, self.old_head
+        )
+        training.run(Hooks(on_epoch))

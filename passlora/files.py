@@ -1,7 +1,8 @@
-"""Files written whole or not at all: safetensors, JSON, YAML and text; nothing that executes on load."""
+"""Files: written whole or not at all, read with suspicion. Safetensors, JSON, YAML and text: nothing that executes."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,8 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from passlora.errors import PassloraError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADER = 2**20  # bytes that names and shapes may take in a file
 TEMPORARY = ".passlora-"  # how the name of a file or folder begins that is being written
 
 
@@ -79,3 +86,77 @@ def write_tensors(path: Path, tensors: dict[str, Any], about: dict[str, str] | N
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write(path, lambda temporary: save_file(state, temporary, metadata=about))
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def check_finite(tensors: dict[str, Tensor], what: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise PassloraError(f"{what}: {name} holds values that are not finite")
+
+
+def check_inside(path: Path, root: Path) -> None:
+    if not path.is_file():
+        raise PassloraError(f"{path} is missing")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise PassloraError(f"{path} leads out of the model's folder")
+
+
+def read_tensors(
+    root: Path, path: Path, forms: dict[str, Tensor], digest: str | None = None, prefix: bool = False
+) -> dict[str, Tensor]:
+    """The tensors that `forms` name, of their shapes and types (with `prefix`: their first rows), from inside `root`."""
+    from safetensors import SafetensorError, safe_open
+
+    check_inside(path, root)
+    if not prefix and path.stat().st_size > HEADER + sum(form.numel() * form.element_size() for form in forms.values()):
+        raise PassloraError(f"{path} is larger than it can be")
+    if digest is not None and digest_of(path) != digest:
+        raise PassloraError(f"{path} is not the file that was saved with the model: its SHA-256 differs")
+    try:
+        with safe_open(path, framework="pt") as file:
+            check_names(path, set(file.keys()), set(forms))
+            for name, form in forms.items():  # forms before data: nothing large is read in vain
+                stored = file.get_slice(name)
+                check_form(path, name, tuple(stored.get_shape()), stored.get_dtype(), form, prefix)
+            tensors = {
+                name: file.get_slice(name)[: form.shape[0]] if prefix else file.get_tensor(name)
+                for name, form in forms.items()
+            }
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise PassloraError(f"{path} is not a readable safetensors file ({reason})") from None
+    check_finite(tensors, str(path))
+    return tensors
+
+
+def check_names(path: Path, found: set[str], expected: set[str]) -> None:
+    if found != expected:
+        odd = min(found ^ expected)
+        raise PassloraError(f"{path} {'lacks' if odd in expected else 'has an unknown'} tensor {odd[:80]!r}")
+
+
+def check_form(path: Path, name: str, shape: tuple[int, ...], dtype: str, form: Tensor, prefix: bool) -> None:
+    expected = tuple(form.shape)
+    fits = shape[1:] == expected[1:] and shape[:1] >= expected[:1] if prefix else shape == expected
+    if not fits:
+        raise PassloraError(f"{path}: {name} has shape {shape}, expected {expected}")
+    if dtype != type_name(form):
+        raise PassloraError(f"{path}: {name} has type {dtype}, expected {type_name(form)}")
+
+
+def type_name(form: Tensor) -> str:
+    """As safetensors calls a tensor's type."""
+    kind = "F" if form.is_floating_point() else "I"
+    return f"{'BF' if str(form.dtype) == 'torch.bfloat16' else kind}{8 * form.element_size()}"

@@ -24,10 +24,10 @@ from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.scenario import make_scenario
 from passlora.data.sources import Dataset, Split, load_dataset
 from passlora.environment import is_first_process
-from passlora.method.classifiers import make_classifier
-from passlora.method.classifiers.ncm import NearestMean
+from passlora.method.classifiers import Classifier, make_classifier
+from passlora.method.features import of_tensors
 from passlora.method.memory import Memory, Statistics
-from passlora.model.passlora import PassLora, make_accelerator
+from passlora.model.passlora import PassLora
 from passlora.training.learner import Learner, TaskData
 
 Measured = dict[str, Any]
@@ -79,6 +79,15 @@ def task_data(split: Split, classes: np.ndarray, rows: np.ndarray, learner: Lear
     return TaskData(images, rows, classes)
 
 
+def fitted(preset: str, z: Tensor, classes: Tensor) -> Classifier:
+    """A preset's classifier, fitted on features of all its classes at once."""
+    classifier = make_classifier(z.shape[1], Config.make(preset=preset, num_tasks=1).method)
+    features = of_tensors(z, classes)
+    classifier.grow(features.num_classes)
+    classifier.fit_task(features)
+    return classifier
+
+
 def every_class(config: Config, scale: str) -> Dataset:
     """The dataset with the classes that the run left out too."""
     whole = config.replace(max_classes=MINI["max_classes"] if scale == "mini" else None)
@@ -106,9 +115,7 @@ def zero_cost(row: Row, config: Config, scale: str) -> Measured:
 
 def five_accuracies(z: Tensor, classes: Tensor, z_test: Tensor, truth: Tensor, base: int) -> dict[str, float]:
     """Old (the first `base`) and new classes, each among all classes and among their own kind; and all."""
-    means = NearestMean()
-    means.add(z, classes)
-    scores, old = means.scores(z_test), truth < base
+    scores, old = fitted("ncm", z, classes).scores(z_test[:, None], "single"), truth < base
 
     def accuracy(images: Tensor, low: int, high: int) -> float:
         predicted = low + scores[images, low:high].argmax(dim=1)
@@ -165,8 +172,7 @@ def plane(row: Row, config: Config, scale: str) -> Measured:
 def features(row: Row, config: Config, scale: str) -> Measured:
     """What two simple classifiers make of the final features, fitted anew on all training images, old ones too."""
     dataset = load_dataset(config.data, config.training.seed)
-    trained = config.method.classifier == "head"
-    learner = model_after(config) if trained else Learner(config, make_accelerator(config))
+    learner = model_after(config)
     index = np.array(make_scenario(config.scenario, dataset.train.labels.tolist()).class_index)
     found = []
     for split in (dataset.train, dataset.test):
@@ -174,9 +180,8 @@ def features(row: Row, config: Config, scale: str) -> Measured:
     (z, classes), (z_test, truth) = found
     values = {}
     for name in ("ncm", "slda"):
-        classifier = make_classifier(name)
-        classifier.add(z, classes)
-        values[f"{name}_refitted"] = 100.0 * float((classifier.scores(z_test).argmax(dim=1) == truth).double().mean())
+        scores = fitted(name, z, classes).scores(z_test[:, None], "single")
+        values[f"{name}_refitted"] = 100.0 * float((scores.argmax(dim=1) == truth).double().mean())
     return {"values": values}
 
 
@@ -224,10 +229,10 @@ def memory(row: Row, config: Config, scale: str) -> Measured:
         return {"values": {"entries": float(row.exemplars * classes * 3 * side**2)}}
     method = config.method
     dim = 192 if scale == "mini" else 512  # vit-mini, ResNet-18
-    kept = Memory(dim, method.num_views, method.prototype_views, method.covariance, method.radius)
+    kept = Memory(dim, method)
     nothing = Statistics(classes * method.prototype_views, dim, method.covariance == "full")
     nothing.count += 2
-    kept.remember(nothing)
+    kept.add(nothing)
     return {"values": {"entries": float(kept.num_entries)}}
 
 

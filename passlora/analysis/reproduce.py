@@ -11,8 +11,9 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,7 +28,7 @@ from passlora.errors import PassloraError, nearest
 SEEDS = [0, 1, 2]
 RUN_WITH = ("output_dir", "overwrite_output_dir", "dataloader_num_workers", "report_to", "save_steps", "save_epochs")
 WITHOUT_RUNS = ("memory",)
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -101,7 +102,6 @@ def reproduce(
     overrides: Mapping[str, Any],
     folder: Path,
     columns: tuple[str, ...] = (),
-    say: Say = print,
 ) -> list[Cell]:
     """Run what is not done yet, and write the experiment's table and picture."""
     from passlora.analysis import measures
@@ -109,7 +109,6 @@ def reproduce(
 
     experiment, cells = find(name), []
     configs = configurations(name, scale, overrides, folder, columns)
-    say = say if is_first_process() else lambda message: None
     total, done = sum(map(len, configs.values())), 0
     for (row_name, column), by_seed in configs.items():
         row = next(row for row in experiment.rows if row.name == row_name)
@@ -117,8 +116,8 @@ def reproduce(
         for seed, config in by_seed.items():
             done, found = done + 1, {}
             if experiment.measure not in WITHOUT_RUNS:
-                say(f"== {name}, run {done} of {total}: {row_name}, {column}, seed {seed} ==")
-                found = train(config, say)
+                log.info(f"== {name}, run {done} of {total}: {row_name}, {column}, seed {seed} ==")
+                found = dict(train(config))
             kept = folder / name / scale / column / row.folder / f"seed_{seed}.json"
             parts.append(measures.measure(experiment.measure, row, config, found, scale, kept))
         cells.append(cell(experiment, row, column, parts, scale))
@@ -126,7 +125,7 @@ def reproduce(
         flags = {**overrides, **({"columns": list(columns)} if columns else {})}
         command = " ".join(["passlora reproduce", name, "--scale", scale, *map(as_flag, flags, flags.values())])
         write(experiment, name, cells, folder / name / scale, scale, command)
-    say(f"\n{as_text(experiment, cells)}\n\nsaved in {folder / name / scale}: {name}.md, .csv, .png and .svg")
+    log.info(f"\n{as_text(experiment, cells)}\n\nsaved in {folder / name / scale}: {name}.md, .csv, .png and .svg")
     return cells
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -12,12 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from passlora import __version__
-from passlora.config.knobs import FIELDS, Config
+from passlora.config import FIELDS, Config
+from passlora.data.class_names import check_class_name
 from passlora.errors import PassloraError, nearest
-from passlora.folder.layout import MANIFEST
+from passlora.files import write_json
+from passlora.folder.layout import IN_A_TASK, MANIFEST
 
 LOCAL_DIR = "local-dir:"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_BYTES = 64 * 2**20
 # What rebuilds the network, and what the next task is learnt with; where data lay and went is nobody's business.
 AUGMENTATION = ("crop_padding", "horizontal_flip", "brightness", "rrc_min_scale")
@@ -35,6 +38,7 @@ BUDGET = (
 # The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
 LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
+RENAMED = {"inference": {"ncm": "nearest_prototype"}}  # values of format 1 that have another name now
 
 
 @dataclass
@@ -43,15 +47,28 @@ class TaskEntry:
 
     classes: list[str]
     learnt: str  # date and time, UTC
-    accuracy: float | None = None  # over all classes seen then, in percent
+    accuracy: float | None = None  # in percent, over the classes known then that had test images
+    tested: int | None = None  # how many of them had; None: all
     forgetting: float | None = None  # mean over the tasks before, in percent
     dataset: str | None = None  # what it was learnt from; of local data nothing is kept
+    files: dict[str, str] = field(default_factory=dict)  # of its folder, with their SHA-256; none if it was not kept
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], str]:
+        """What tells one task from another."""
+        return tuple(self.classes), self.learnt
+
+    @property
+    def accuracy_over_all(self) -> float | None:
+        """None if some of the classes could not be tested."""
+        return self.accuracy if self.tested is None else None
 
 
 @dataclass
 class Manifest:
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # every one of SETTINGS, as the last task was learnt with
     tasks: list[TaskEntry] = field(default_factory=list)
+    format_version: int = FORMAT_VERSION
 
     @property
     def classes(self) -> list[str]:
@@ -60,19 +77,25 @@ class Manifest:
 
     @property
     def results(self) -> dict[str, float]:
-        """last, avg and forgetting, as far as each task was tested when it was learnt."""
-        known = [task.accuracy for task in self.tasks if task.accuracy is not None]
+        """last, avg and forgetting, as far as each task was tested, on every class known then."""
+        known = [task.accuracy_over_all for task in self.tasks]
         found: dict[str, float] = {}
-        if self.tasks and self.tasks[-1].accuracy is not None:
-            found["last"] = self.tasks[-1].accuracy
-        if known and len(known) == len(self.tasks):
-            found["avg"] = fmean(known)
-        if self.tasks and self.tasks[-1].forgetting is not None:
+        if not known or known[-1] is None:
+            return found
+        found["last"] = known[-1]
+        if None not in known:
+            found["avg"] = fmean(value for value in known if value is not None)
+        if self.tasks[-1].forgetting is not None:
             found["forgetting"] = self.tasks[-1].forgetting
         return found
 
     def config(self, **changes: Any) -> Config:
-        return Config.make(**{**self.settings, "task_sizes": [len(task.classes) for task in self.tasks], **changes})
+        sizes = [len(task.classes) for task in self.tasks]
+        return Config.from_settings({**self.settings, "task_sizes": sizes, **changes})
+
+    def starts_with(self, other: Manifest) -> bool:
+        """Whether `other` is this model, at an earlier time or now."""
+        return [task.key for task in self.tasks[: len(other.tasks)]] == [task.key for task in other.tasks]
 
 
 def now() -> str:
@@ -80,13 +103,19 @@ def now() -> str:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """The settings a model keeps; of a local checkpoint only the file's name."""
+    """The settings a model keeps; of a local weights file only the file's name."""
     flat = config.flat()
     kept = {name: flat[name] for name in SETTINGS}
     kind, path = split_local(config.model.model_name_or_path, config.model.model_architecture)
     if path is not None:
         kept["model_name_or_path"] = kind + Path(path).name
     return kept
+
+
+def differing(settings: dict[str, Any]) -> dict[str, Any]:
+    """What is written of settings: those that are not the knob's default, so that a knob of a later version does not
+    trouble an earlier one; and the preset, as a label."""
+    return {name: value for name, value in settings.items() if name == "preset" or value != FIELDS[name].default}
 
 
 def split_local(name: str, architecture: str | None) -> tuple[str, str | None]:
@@ -100,14 +129,27 @@ def versions() -> dict[str, str]:
     return {"passlora": __version__, **{name: metadata.version(name) for name in ("torch", "timm", "peft")}}
 
 
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
 def to_json(manifest: Manifest) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "versions": versions(),
-        "settings": manifest.settings,
+        "settings": differing(manifest.settings),
         "results": manifest.results,
         "tasks": [dataclasses.asdict(task) for task in manifest.tasks],
     }
+
+
+def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
+    """Checked as a reader does, before anything is replaced."""
+    content = to_json(manifest)
+    check(json.loads(json.dumps(content)))
+    write_json(folder / name, content)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
@@ -134,38 +176,76 @@ def check(content: Any) -> Manifest:
     if not isinstance(content, dict):
         raise PassloraError("not a manifest")
     version = content.get("format_version")
-    if version != FORMAT_VERSION:
-        newer = "; a newer passlora wrote it, update yours" if isinstance(version, int) and version > 1 else ""
-        raise PassloraError(f"format_version is {version!r}, this passlora reads {FORMAT_VERSION}{newer}")
+    if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
+        is_newer = isinstance(version, int) and version > FORMAT_VERSION
+        newer = "; a newer passlora wrote it, update yours" if is_newer else ""
+        raise PassloraError(f"format_version is {version!r}, this passlora reads 1 and {FORMAT_VERSION}{newer}")
     settings, tasks = content.get("settings"), content.get("tasks")
     if not isinstance(settings, dict) or not isinstance(tasks, list) or not tasks:
         raise PassloraError("settings or tasks are missing")
-    for name in settings:
-        if name not in SETTINGS:
-            raise PassloraError(f"unknown setting {str(name)[:80]!r}")
-    name, architecture = settings.get("model_name_or_path"), settings.get("model_architecture")
-    if isinstance(name, str):
-        path = split_local(name, architecture)[1]
-        if ".." in name or name.startswith(("/", "~")) or "\\" in name or "/" in (path or ""):
-            raise PassloraError(f"model_name_or_path {name[:80]!r} leads out of the model's folder")
-    manifest = Manifest(settings, [check_task(task) for task in tasks])
+    settings = check_settings(settings, version)
+    manifest = Manifest(settings, [check_task(task, version) for task in tasks], version)
     names = manifest.classes
     if len(set(names)) != len(names):
         raise PassloraError("a class name appears twice")
-    manifest.settings = settings_of(manifest.config())  # the settings' own checks; what is not named is the default
     return manifest
 
 
-def check_task(task: Any) -> TaskEntry:
+def check_settings(settings: dict[str, Any], version: int = FORMAT_VERSION) -> dict[str, Any]:
+    """Every setting, what is not named being the default; by the settings' own checks."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise PassloraError(f"unknown setting {str(name)[:80]!r}")
+    if version == 1:
+        settings = renamed(settings)
+    check_backbone_name(settings.get("model_name_or_path"), settings.get("model_architecture"))
+    return settings_of(Config.from_settings({**settings, "num_tasks": 1}))
+
+
+def renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of format 1 under the names of today."""
+    names = RENAMED["inference"]
+    found = dict(settings)
+    if isinstance(found.get("inference"), str):
+        found["inference"] = names.get(found["inference"], found["inference"])
+    if isinstance(found.get("extra_inference"), list):
+        found["extra_inference"] = [names.get(mode, mode) for mode in map(str, found["extra_inference"])]
+    return found
+
+
+def check_backbone_name(name: Any, architecture: Any) -> None:
+    """A name that leads to no file but beside the model; what may stand in a manifest, so what may be trained with."""
+    if not isinstance(name, str):
+        return
+    path = split_local(name, architecture)[1]
+    parts = name.removeprefix(LOCAL_DIR).split("/")
+    leads_out = ".." in parts or "\\" in name or (path is not None and len(parts) > 1)
+    if leads_out or name.startswith("/") or (path is None and name.startswith("~")):
+        raise PassloraError(f"model_name_or_path {name[:80]!r} leads out of the model's folder")
+
+
+def check_task(task: Any, version: int) -> TaskEntry:
     classes = task.get("classes") if isinstance(task, dict) else None
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) and name for name in classes):
         raise PassloraError("a task without class names")
-    learnt, dataset = task.get("learnt", ""), task.get("dataset")
+    for name in classes:
+        check_class_name(name)
+    learnt, dataset, tested = task.get("learnt", ""), task.get("dataset"), task.get("tested")
     numbers = [task.get("accuracy"), task.get("forgetting")]
     fine = isinstance(learnt, str) and (dataset is None or isinstance(dataset, str))
+    fine = fine and (tested is None or (type(tested) is int and tested >= 0))
     if not fine or not all(number is None or is_percentage(number) for number in numbers):
         raise PassloraError("a task whose date, dataset or accuracy is malformed")
-    return TaskEntry(classes, learnt, numbers[0], numbers[1], dataset)
+    files = {} if version == 1 else check_files(task.get("files"))
+    return TaskEntry(classes, learnt, numbers[0], tested, numbers[1], dataset, files)
+
+
+def check_files(files: Any) -> dict[str, str]:
+    if not isinstance(files, dict) or not all(name in IN_A_TASK for name in files):
+        raise PassloraError("a task whose files are not those of a task")
+    if not all(isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) for digest in files.values()):
+        raise PassloraError("a task with a malformed digest")
+    return files
 
 
 def is_percentage(number: Any) -> bool:

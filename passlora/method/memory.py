@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from passlora.config import MethodConfig
+from passlora.method.features import TaskFeatures
+from passlora.method.views import nodes
+
 
 class Statistics:
-    """Per-node sums in float64, exact whatever the batches; `parts` are summed over processes before use."""
+    """Per-node sums in float64, exact whatever the batches."""
 
     def __init__(self, num_nodes: int, dim: int, full: bool, device: torch.device | str = "cpu") -> None:
         def zeros(*shape: int) -> Tensor:
@@ -50,6 +54,17 @@ class Statistics:
         return covariance
 
 
+def collect(features: TaskFeatures, views: int, full: bool) -> Statistics:
+    """Sums over a task's images on all processes, a node a class and view."""
+    exact = "cpu" if torch.device(features.device).type == "mps" else features.device  # mps has no float64
+    statistics = Statistics(views * features.num_classes, features.dim, full, exact)
+    for z, classes, _ in features:
+        statistics.add(z[:, :views].flatten(0, 1), nodes(classes, views))
+    for name in ("count", "total", "squares"):
+        setattr(statistics, name, features.reduce(getattr(statistics, name)))
+    return statistics
+
+
 @dataclass
 class Draw:
     """Old nodes drawn for one step."""
@@ -63,22 +78,14 @@ class Draw:
 class Memory:
     """Prototypes, radius and covariances of every class learnt."""
 
-    def __init__(self, dim: int, num_views: int, prototype_views: int, covariance: str, radius: str) -> None:
-        self.dim, self.num_views, self.prototype_views = dim, num_views, prototype_views
-        self.covariance, self.radius_rule = covariance, radius
+    def __init__(self, dim: int, method: MethodConfig) -> None:
+        self.dim, self.num_views, self.prototype_views = dim, method.num_views, method.prototype_views
+        self.covariance, self.radius_rule = method.covariance, method.radius
         self.means = torch.zeros(0, dim)
-        self.spread: Tensor | None = None if covariance == "radius" else torch.zeros(0, *[dim] * self._spread_dims)
-        self.radii: list[float] = []  # after each task
-        self.class_tasks: list[int] = []  # the task that each class came with
+        spread_dims = {"radius": 0, "diag": 1, "full": 2}[self.covariance]
+        self.spread: Tensor | None = torch.zeros(0, *[dim] * spread_dims) if spread_dims else None
+        self.radius = 0.0
         self._factors: Tensor | None = None
-
-    @property
-    def _spread_dims(self) -> int:
-        return {"radius": 0, "diag": 1, "full": 2}[self.covariance]
-
-    @property
-    def radius(self) -> float:
-        return self.radii[-1] if self.radii else 0.0
 
     @property
     def num_classes(self) -> int:
@@ -101,13 +108,16 @@ class Memory:
         """The 0-degree prototypes, one a class."""
         return self.means[:: self.prototype_views]
 
-    def remember(self, statistics: Statistics) -> None:
+    def remember(self, features: TaskFeatures) -> None:
+        """Eq. 4 to 7 for the classes of one task."""
+        self.add(collect(features, self.prototype_views, self.covariance == "full"))
+
+    def add(self, statistics: Statistics) -> None:
         """Append the classes of one task (`statistics` has prototype_views nodes a class)."""
         device = self.means.device
         covariances = statistics.covariances()
         variances = torch.diagonal(covariances, dim1=-2, dim2=-1) if statistics.full else covariances
-        self.radii.append(self._next_radius(variances[:: self.prototype_views].mean(dim=1)))
-        self.class_tasks += [len(self.radii) - 1] * (len(statistics.count) // self.prototype_views)
+        self.radius = self._next_radius(variances[:: self.prototype_views].mean(dim=1))
         if self.spread is not None:
             single = statistics.count < 2  # one image says nothing of its class's spread: use the radius
             isotropic = self.radius**2 * torch.ones(self.dim).to(covariances)
@@ -155,18 +165,20 @@ class Memory:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {
-            "means": self.means,
-            "radii": torch.tensor(self.radii, dtype=torch.float64),
-            "class_tasks": torch.tensor(self.class_tasks, dtype=torch.int64),
-        }
-        if self.spread is not None:
-            state["covariances"] = self.spread
-        return state
+        state = {"means": self.means, "radius": torch.tensor([self.radius], dtype=torch.float64)}
+        return state if self.spread is None else {**state, "covariances": self.spread}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.class_tasks, self.radii = state["class_tasks"].tolist(), state["radii"].tolist()
-        self.means = state["means"].to(self.means)
+        self.radius, self.means = float(state["radius"]), state["means"].to(self.means)
         if self.spread is not None:
             self.spread = state["covariances"].to(self.spread)
         self._factors = None
+
+    def forms(self, classes: int) -> dict[str, Tensor]:
+        """What a file of so many classes holds, as tensors without data."""
+        rows = self.prototype_views * classes
+        forms = {"means": torch.empty(rows, self.dim, device="meta")}
+        forms["radius"] = torch.empty(1, dtype=torch.float64, device="meta")
+        if self.spread is not None:
+            forms["covariances"] = torch.empty(rows, *self.spread.shape[1:], device="meta")
+        return forms

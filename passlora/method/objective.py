@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from passlora.config.knobs import MethodConfig
-from passlora.method.classifiers.head import Head
+from passlora.config import MethodConfig
+from passlora.method.classifiers import Head
 from passlora.method.memory import Draw
 
 
@@ -29,9 +29,14 @@ class Losses:
     total: Tensor
 
 
-def new_loss(head: Head, z: Tensor, nodes: Tensor, tau: float) -> Tensor:
+def new_loss(logits: Tensor, nodes: Tensor, tau: float) -> Tensor:
     """Cross entropy of the new data over all nodes (first term of Eq. 8)."""
-    return F.cross_entropy(head(z) / tau, nodes)
+    return F.cross_entropy(logits / tau, nodes)
+
+
+def new_binary_loss(logits: Tensor, nodes: Tensor, known: int) -> Tensor:
+    """LwF-MC: each new node says yes or no on its own; the first `known` nodes are the old classes'."""
+    return binary_loss(logits[:, known:], F.one_hot(nodes, logits.shape[1])[:, known:].to(logits.dtype))
 
 
 def explicit_losses(head: Head, draw: Draw, tau: float) -> Tensor:
@@ -144,30 +149,36 @@ def binary_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
 
 
-def logit_losses(head: Head, z: Tensor, nodes: Tensor, old_logits: Tensor | None, config: MethodConfig) -> Losses:
-    """The baselines that follow the teacher's outputs `old_logits` (None in the first task): LwF and LwF-MC."""
-    logits = head(z)
-    known = 0 if old_logits is None else old_logits.shape[1]
+@dataclass
+class Teacher:
+    """What the state before the task says of a batch: its features, or the outputs of the old nodes on them."""
+
+    z: Tensor
+    logits: Tensor | None = None  # with kd_on logits
+
+
+def distillation(z: Tensor, logits: Tensor, teacher: Teacher, config: MethodConfig) -> Tensor:
+    """The distance to the teacher: in features (Eq. 12), or in the old nodes' outputs (LwF, LwF-MC)."""
+    if config.kd_on == "features":
+        return kd_loss(z, teacher.z, config.kd_reduction)
+    assert teacher.logits is not None
+    own = logits[:, : teacher.logits.shape[1]]
     if config.new_loss == "binary":
-        new = binary_loss(logits[:, known:], F.one_hot(nodes, logits.shape[1])[:, known:].to(logits.dtype))
-    else:
-        new = F.cross_entropy(logits / config.temperature, nodes)
-    zero = new.new_zeros(())
-    if old_logits is None:
-        return Losses(new, zero, zero, new)
-    if config.new_loss == "binary":
-        kd = binary_loss(logits[:, :known], old_logits.sigmoid())
-    else:
-        kd = lwf_loss(logits[:, :known], old_logits)
-    return Losses(new, zero, kd, new + config.kd_weight * kd)
+        return binary_loss(own, teacher.logits.sigmoid())
+    return lwf_loss(own, teacher.logits)
 
 
 def objective(
-    head: Head, z: Tensor, nodes: Tensor, draw: Draw | None, z_teacher: Tensor | None, config: MethodConfig
+    head: Head, z: Tensor, nodes: Tensor, draw: Draw | None, teacher: Teacher | None, config: MethodConfig
 ) -> Losses:
-    """Eq. 12. `draw` and `z_teacher` are None in the first task, or where the method does not use them."""
-    new = new_loss(head, z, nodes, config.temperature)
-    zero = new.new_zeros(())
+    """Eq. 12: a sum of three terms. `draw` and `teacher` are None in the first task, or where a method has no use."""
+    logits = head(z)
+    zero = logits.new_zeros(())
+    if config.new_loss == "binary":
+        known = 0 if teacher is None or teacher.logits is None else teacher.logits.shape[1]
+        new = new_binary_loss(logits, nodes, known)
+    else:
+        new = new_loss(logits, nodes, config.temperature)
     old = zero if draw is None else old_loss(head, draw, z, nodes, config)
-    kd = zero if z_teacher is None else kd_loss(z, z_teacher, config.kd_reduction)
+    kd = zero if teacher is None else distillation(z, logits, teacher, config)
     return Losses(new, old, kd, new + config.proto_aug_weight * old + config.kd_weight * kd)

@@ -1,4 +1,4 @@
-"""f and g together: features, class scores, and growth."""
+"""f and the classifier together: features, and class scores."""
 
 from __future__ import annotations
 
@@ -9,63 +9,54 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from passlora.config.knobs import ROTATED_INFERENCE
-from passlora.method.classifiers.head import Head
+from passlora.method.classifiers import Classifier
 from passlora.method.memory import Memory
-from passlora.method.views import class_scores, rotate
+from passlora.method.views import rotate
 from passlora.network.backbone import Backbone
 
 
 class Network(nn.Module):
-    """`forward` gives features; the head is applied by whoever knows on what (see learner.py)."""
+    """`forward` gives features; the classifier is applied by whoever knows on what (see training/learner.py)."""
 
-    def __init__(self, backbone: Backbone, num_views: int) -> None:
+    def __init__(self, backbone: Backbone, classifier: Classifier) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = Head(backbone.feature_dim)
-        self.num_views = num_views
+        self.backbone, self.classifier = backbone, classifier
 
     def forward(self, x: Tensor) -> Tensor:
         return self.backbone(x)
 
     @property
     def num_classes(self) -> int:
-        return self.head.num_nodes // self.num_views
-
-    def grow(self, new_classes: int) -> None:
-        self.head.grow(self.num_views * new_classes)
+        return self.classifier.num_classes
 
     def trainable(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
 
+    def num_views(self, modes: list[str]) -> int:
+        """How many rotations of an image these inference modes read."""
+        return max(self.classifier.num_views(mode) for mode in modes)
+
     @torch.no_grad()
-    def scores(
-        self,
-        images: Tensor,
-        modes: list[str],
-        memory: Memory | None = None,
-        precision: AbstractContextManager[Any] | None = None,
-    ) -> dict[str, Tensor]:
-        """Class scores of uint8 images under each inference mode, from one pass; higher is likelier.
+    def features(
+        self, images: Tensor, views: int = 1, precision: AbstractContextManager[Any] | None = None
+    ) -> Tensor:
+        """Pixels (n, 3, height, width) in 0..255 -> features (n, views, d) in float32.
 
         `precision` (an autocast) covers the backbone alone: logits are float32, so that near ties stay apart.
         """
         x = self.backbone.prepare(images)
-        views = self.num_views if any(mode in ROTATED_INFERENCE for mode in modes) else 1
         with precision or nullcontext():
-            z = in_pieces(self, rotate(x, views), len(x)).float()
-        logits = self.head(z)
-        scores = {}
-        for mode in modes:
-            if mode == "nearest_prototype":
-                if memory is None or memory.num_classes == 0:
-                    raise ValueError("nearest_prototype needs the prototypes")
-                scores[mode] = -torch.cdist(z[::views], memory.class_means())
-            elif views == 1:  # the 0-degree view on its own nodes
-                scores[mode] = logits[:, :: self.num_views]
-            else:
-                scores[mode] = class_scores(logits, views, mode)
-        return scores
+            return in_pieces(self, rotate(x, views), len(x)).float().unflatten(0, (-1, views))
+
+    @torch.no_grad()
+    def scores(self, z: Tensor, modes: list[str], memory: Memory) -> dict[str, Tensor]:
+        """Class scores of features (n, views, d) under each inference mode; higher is likelier."""
+        return {mode: self._scores(z, mode, memory) for mode in modes}
+
+    def _scores(self, z: Tensor, mode: str, memory: Memory) -> Tensor:
+        if mode == "nearest_prototype":
+            return -torch.cdist(z[:, 0], memory.class_means())
+        return self.classifier.scores(z, mode)
 
 
 def in_pieces(run: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:

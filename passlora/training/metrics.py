@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
@@ -11,29 +10,9 @@ import numpy as np
 
 from passlora.data.scenario import Scenario
 
-CALIBRATION_BINS = 15
 PER_TASK = ("bias", "drift", "train_seconds", "test_seconds")  # lists in results.json beside the accuracies
 
 Matrix = list[list[float | None]]  # [task learnt][task tested]; None where the tested task is not learnt yet
-
-
-@dataclass
-class Evaluation:
-    """Counts over a test set: enough for every number reported."""
-
-    confusion: np.ndarray  # (true class, predicted class)
-    bins: np.ndarray  # (CALIBRATION_BINS, 3): images, right ones, sum of confidences
-
-    @property
-    def accuracy(self) -> float:
-        """Over all images, in percent."""
-        return 100.0 * float(np.diagonal(self.confusion).sum() / self.confusion.sum())
-
-    @property
-    def calibration_error(self) -> float:
-        """ECE in percent: mean gap between confidence and accuracy, weighted by the images of each bin."""
-        images, right, confidence = self.bins.T
-        return 100.0 * float(np.abs(right - confidence).sum() / images.sum())
 
 
 def class_counts(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

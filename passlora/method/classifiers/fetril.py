@@ -7,29 +7,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from passlora.method.classifiers.ncm import class_means
+from passlora.config import MethodConfig
+from passlora.method.classifiers.base import Linear, register
+from passlora.method.classifiers.ncm import ClassMeans
+from passlora.method.features import TaskFeatures
 
 
-class FeTrIL:
+@register("fetril")
+class FeTrIL(ClassMeans):
     """A linear SVM, fitted anew with each task on the new features and the translated ones."""
 
-    def __init__(self) -> None:
-        self.means = torch.empty(0)
-        self.weight, self.bias = torch.empty(0), torch.empty(0)
+    weight: Tensor
+    bias: Tensor
 
-    def add(self, z: Tensor, classes: Tensor) -> None:
-        z = z.double()
-        new, first = class_means(z, classes), int(classes.min())
-        features, labels = [z], [classes]
-        for old, mean in enumerate(self.means):
-            z_moved = translate(z, classes - first, new, mean)
-            features.append(z_moved)
-            labels.append(torch.full((len(z_moved),), old))
-        self.means = new if first == 0 else torch.cat([self.means, new])
-        self.weight, self.bias = fit(torch.cat(features), torch.cat(labels), len(self.means))
+    def __init__(self, feature_dim: int, method: MethodConfig) -> None:
+        super().__init__(feature_dim, method)
+        self.register_buffer("weight", torch.zeros(0, feature_dim))
+        self.register_buffer("bias", torch.zeros(0))
 
-    def scores(self, z: Tensor) -> Tensor:
-        return F.normalize(z.double(), dim=1) @ self.weight.T + self.bias
+    def grow(self, new_classes: int) -> None:
+        super().grow(new_classes)
+        self.enlarge("weight", new_classes)
+        self.enlarge("bias", new_classes)
+
+    def fit_task(self, features: TaskFeatures) -> None:
+        z, index = features.first_view()
+        z, old = z.double(), self.num_classes - features.num_classes
+        count = torch.bincount(index, minlength=features.num_classes)
+        total = torch.zeros(features.num_classes, features.dim, dtype=z.dtype).index_add_(0, index, z)
+        self.set_means(total, count)
+        new = total / count[:, None]
+        parts, labels = [z], [index + old]
+        for label, mean in enumerate(self.means[:old].double().cpu()):
+            moved = translate(z, index, new, mean)
+            parts.append(moved)
+            labels.append(torch.full((len(moved),), label))
+        weight, bias = fit(torch.cat(parts), torch.cat(labels), self.num_classes)
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
+        self.forget_computed()
+
+    def as_linear(self) -> Linear:
+        return Linear(self.weight, self.bias, unit_length=True)
 
 
 def translate(z: Tensor, index: Tensor, means: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nearest class mean by cosine, as SimpleCIL and ADAM classify (Zhou et al., 2023)."""
+"""Nearest class mean: by cosine, as SimpleCIL and ADAM classify (Zhou et al., 2023), or by Euclidean distance."""
 
 from __future__ import annotations
 
@@ -6,21 +6,56 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-def class_means(z: Tensor, classes: Tensor) -> Tensor:
-    """One mean a class, in the order of the class numbers, which must be a range."""
-    index = classes - classes.min()
-    count = torch.bincount(index)
-    return torch.zeros(len(count), z.shape[1], dtype=z.dtype).index_add_(0, index, z) / count[:, None]
+from passlora.config import MethodConfig
+from passlora.method.classifiers.base import Classifier, Linear, register
+from passlora.method.features import TaskFeatures
 
 
-class NearestMean:
-    def __init__(self) -> None:
-        self.means = torch.empty(0)
+class ClassMeans(Classifier):
+    """Keeps one mean feature vector a class, and of how many images: what several classifiers begin with."""
 
-    def add(self, z: Tensor, classes: Tensor) -> None:
-        new = class_means(z.double(), classes)
-        self.means = new if len(self.means) == 0 else torch.cat([self.means, new])
+    means: Tensor
+    counts: Tensor
 
-    def scores(self, z: Tensor) -> Tensor:
-        return F.normalize(z.double(), dim=1) @ F.normalize(self.means, dim=1).T
+    def __init__(self, feature_dim: int, method: MethodConfig) -> None:
+        super().__init__(feature_dim, method)
+        self.register_buffer("means", torch.zeros(0, feature_dim))
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.means)
+
+    def grow(self, new_classes: int) -> None:
+        self.enlarge("means", new_classes)
+        self.enlarge("counts", new_classes)
+
+    def set_means(self, total: Tensor, count: Tensor) -> None:
+        """Of the newest classes, from sums over all processes."""
+        self.means[-len(total) :] = (total / count[:, None]).to(self.means)
+        self.counts[-len(total) :] = count.to(self.counts)
+        self.forget_computed()
+
+
+def class_sums(features: TaskFeatures) -> tuple[Tensor, Tensor]:
+    """The sum of each class's features, in float64, and their number; over all processes."""
+    total = torch.zeros(features.num_classes, features.dim, dtype=torch.float64)
+    count = torch.zeros(features.num_classes, dtype=torch.float64)
+    for z, classes, _ in features:
+        total.index_add_(0, classes.cpu(), z[:, 0].double().cpu())
+        count += torch.bincount(classes.cpu(), minlength=features.num_classes)
+    return features.reduce(total), features.reduce(count)
+
+
+@register("ncm")
+class NearestMean(ClassMeans):
+    """The class whose mean is nearest, by the metric that `ncm_metric` names."""
+
+    def fit_task(self, features: TaskFeatures) -> None:
+        self.set_means(*class_sums(features))
+
+    def as_linear(self) -> Linear:
+        if self.method.ncm_metric == "cosine":
+            return Linear(F.normalize(self.means, dim=1), self.means.new_zeros(self.num_classes), unit_length=True)
+        # -|z - mu|^2 / 2 without -|z|^2 / 2, which is the same for all classes
+        return Linear(self.means, -self.means.square().sum(dim=1) / 2)

@@ -1,0 +1,88 @@
+"""A model's tasks over time: restore one, go back to one, delete what is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from passlora.errors import PassloraError
+from passlora.folder import format1, tasks
+from passlora.folder.layout import BACKUP, task_folder, task_number
+from passlora.folder.results import trim_results
+from passlora.folder.manifest import Manifest, read_manifest, write_manifest
+
+if TYPE_CHECKING:
+    from passlora.training.learner import Learner
+
+
+def restore(folder: Path, learner: Learner, manifest: Manifest, tasks_learnt: int, root: Path | None = None) -> None:
+    """Make a fresh learner what it was after the first `tasks_learnt` tasks.
+
+    No file may lead out of `root`: the folder itself, or the cache that its links point into.
+    """
+    task, root = tasks_learnt - 1, root or folder
+    check_kept(folder, task, manifest)
+    seen = sum(len(entry.classes) for entry in manifest.tasks[:tasks_learnt])
+    forms = learner.forms(seen)
+    if manifest.format_version == 1:
+        state = format1.read_task(folder, manifest, task, forms, root)
+    else:
+        state = tasks.read_task(folder, task, manifest.tasks[task], forms, root)
+    learner.restore(tasks_learnt, seen, state)
+
+
+def check_kept(folder: Path, task: int, manifest: Manifest) -> None:
+    last = len(manifest.tasks) - 1
+    if manifest.format_version == 1:
+        gone = manifest.settings["keep_tasks"] == "last" and not (folder / task_folder(task)).is_dir()
+    else:
+        gone = not manifest.tasks[task].files
+    if task < last and gone:
+        raise PassloraError(f"the weights of task {task} were not kept (keep_tasks last): there is only task {last}")
+
+
+def settings_after(folder: Path, manifest: Manifest, task: int, root: Path | None = None) -> dict:
+    """The settings that `task` was learnt with."""
+    if task == len(manifest.tasks) - 1 or manifest.format_version == 1 or not manifest.tasks[task].files:
+        return manifest.settings
+    return tasks.read_settings(folder, task, manifest.tasks[task], root or folder)
+
+
+def rollback(folder: Path, to_task: int) -> Manifest:
+    """Make the model what it was after `to_task`. Nothing is deleted: `prune` confirms, a later task undoes."""
+    format1.convert(folder)
+    current, backup = read_manifest(folder), folder / BACKUP
+    whole = read_manifest(folder, BACKUP) if backup.is_file() else current
+    if not 0 <= to_task < len(whole.tasks):
+        raise PassloraError(f"{folder} has the tasks 0 to {len(whole.tasks) - 1}, not {to_task}")
+    check_kept(folder, to_task, whole)
+    is_undo = to_task == len(whole.tasks) - 1
+    if not backup.is_file() and not is_undo:
+        write_manifest(folder, current, BACKUP)
+    back = Manifest(settings_after(folder, whole, to_task), whole.tasks[: to_task + 1])
+    write_manifest(folder, back)
+    if is_undo:
+        backup.unlink(missing_ok=True)
+    return back
+
+
+def prune(folder: Path) -> list[str]:
+    """Delete what a rollback left behind; returns the names of what went."""
+    format1.convert(folder)
+    manifest, gone = read_manifest(folder), []
+    trim_results(folder, len(manifest.tasks))
+    (folder / BACKUP).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir()):
+        number = task_number(path.name)
+        if number is not None and number >= len(manifest.tasks) and tasks.remove_task(path):
+            gone.append(path.name)
+    return gone
+
+
+def check_no_rollback(folder: Path) -> None:
+    if (folder / BACKUP).is_file():
+        raise PassloraError(
+            f"{folder} is rolled back and not confirmed: passlora rollback {folder} --prune confirms, "
+            f"passlora rollback {folder} --to_task N goes elsewhere"
+        )
+

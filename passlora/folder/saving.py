@@ -1,0 +1,96 @@
+"""A model into its folder: new tasks first, the manifest last. Until then the folder is the model it was before."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from passlora.errors import PassloraError
+from passlora.folder.layout import (
+    BACKUP,
+    CARD,
+    CHECKPOINT,
+    CONFUSION,
+    LOCK,
+    MANIFEST,
+    MATRIX,
+    NOTES,
+    PICTURE,
+    PROTOTYPES,
+    RESULTS,
+    task_folder,
+    task_number,
+)
+from passlora.files import TEMPORARY
+from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, write_manifest
+from passlora.folder.tasks import remove_task, write_task
+
+if TYPE_CHECKING:
+    from passlora.training.learner import TaskState
+
+
+def save_model(folder: Path, manifest: Manifest, states: dict[int, TaskState]) -> None:
+    """The given tasks' folders, and the manifest that names every task; what it does not need goes after that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    last = len(manifest.tasks) - 1
+    keep_last = manifest.settings["keep_tasks"] == "last"
+    for task, state in states.items():
+        if task == last or not keep_last:
+            manifest.tasks[task].files = write_task(folder, task, state, manifest.settings)
+    if keep_last:
+        for entry in manifest.tasks[:last]:
+            entry.files = {}
+    write_manifest(folder, manifest)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    if keep_last:
+        for task in range(last):
+            remove_task(folder / task_folder(task))
+
+
+def check_new_model(folder: Path) -> None:
+    """Say why the folder cannot become a model, if so; what a first lesson left when it was cut off is no obstacle."""
+    if folder.exists() and not folder.is_dir():
+        raise PassloraError(f"{folder} is a file")
+    if folder.is_dir() and not all(is_left_over(path) for path in folder.iterdir()):
+        raise PassloraError(f"{folder} exists and is no model: choose another folder")
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether a file or folder may be what a first lesson, or a download, left when it was cut off."""
+    if path.name in (CHECKPOINT, LOCK, PROTOTYPES, RESULTS, MATRIX, CONFUSION, PICTURE):
+        return True
+    if path.name == CARD:
+        return is_our_card(path)
+    return path.name.startswith(TEMPORARY) or (path.is_dir() and task_number(path.name) is not None)
+
+
+def is_our_card(path: Path) -> bool:
+    return path.is_file() and NOTES.encode() in path.read_bytes()
+
+
+def check_same_model(folder: Path, tasks: list[TaskEntry]) -> None:
+    """Whoever saves a model over another one, or over later tasks of its own, is told."""
+    if (folder / MANIFEST).exists() and [t.key for t in read_manifest(folder).tasks] != [t.key for t in tasks]:
+        raise PassloraError(f"{folder} holds another model, or other tasks of this one: choose another folder")
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What the files say of a model: settings, classes, tasks with their bytes, and the bytes of all."""
+    manifest = read_manifest(folder)
+
+    def size(place: Path) -> int:
+        return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+
+    tasks = [
+        {**dataclasses.asdict(task), "bytes": size(folder / task_folder(i))} for i, task in enumerate(manifest.tasks)
+    ]
+    return {
+        "format_version": manifest.format_version,
+        "settings": manifest.settings,
+        "classes": manifest.classes,
+        "results": manifest.results,
+        "tasks": tasks,
+        "bytes": size(folder),
+        "rolled_back": (folder / BACKUP).is_file(),
+    }

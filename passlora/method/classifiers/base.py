@@ -1,0 +1,113 @@
+"""What turns features into class scores: an object whose whole knowledge is in its parameters and buffers.
+
+A classifier of one's own is a subclass under `@register("its-name")`; docs/extending.md shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from passlora.config import MethodConfig, register_classifier_name
+from passlora.errors import PassloraError, nearest
+from passlora.method.features import TaskFeatures
+
+
+@dataclass
+class Linear:
+    """Scores as a plain linear layer gives them, of z or (`unit_length`) of z / |z|."""
+
+    weight: Tensor  # (nodes, d)
+    bias: Tensor  # (nodes,)
+    unit_length: bool = False
+
+    def __call__(self, z: Tensor) -> Tensor:
+        weight, bias = self.weight.to(z), self.bias.to(z)
+        return F.linear(F.normalize(z, dim=1) if self.unit_length else z, weight, bias)
+
+
+class Classifier(nn.Module):
+    """Classes are numbered in the order of learning. Subclasses say how they grow, are fitted, and score.
+
+    What `state_dict` holds is what a model stores: keep statistics there, and compute the rest from them.
+    """
+
+    trained: ClassVar[bool] = False  # whether the steps of a task train it (the head), or `fit_task` makes it
+
+    def __init__(self, feature_dim: int, method: MethodConfig) -> None:
+        super().__init__()
+        self.feature_dim, self.method = feature_dim, method
+        self._linear: Linear | None = None
+        self.register_load_state_dict_post_hook(lambda module, keys: module.forget_computed())
+
+    @property
+    def num_classes(self) -> int:
+        raise NotImplementedError
+
+    def grow(self, new_classes: int) -> None:
+        """Make room for classes that are about to be learnt."""
+        raise NotImplementedError
+
+    def fit_task(self, features: TaskFeatures) -> None:
+        """Learn the last `features.num_classes` classes from one pass over their features; the same on each process."""
+        raise NotImplementedError
+
+    def as_linear(self) -> Linear | None:
+        """The scores as a linear layer, which can be merged into a plain network; None for what is not linear."""
+        return None
+
+    def num_views(self, mode: str) -> int:
+        """How many rotations of an image `scores` reads."""
+        return 1
+
+    def scores(self, z: Tensor, mode: str) -> Tensor:
+        """Features (n, views, d) -> (n, classes); higher is likelier. One that is not linear writes its own."""
+        if self._linear is None:
+            self._linear = self.as_linear()
+        assert self._linear is not None
+        return self._linear(z[:, 0])
+
+    def forget_computed(self) -> None:
+        """Called when what is stored has changed."""
+        self._linear = None
+
+    def forms(self, classes: int) -> dict[str, Tensor]:
+        """What a file of this classifier holds, as tensors without data: names, shapes and types."""
+        with torch.device("meta"):
+            empty = type(self)(self.feature_dim, self.method)
+            empty.grow(classes)
+        return empty.state_dict()
+
+    def enlarge(self, buffer: str, rows: int) -> None:
+        """Rows of zeros at the end of a buffer."""
+        old: Tensor = getattr(self, buffer)
+        setattr(self, buffer, torch.cat([old, old.new_zeros(rows, *old.shape[1:])]))
+        self.forget_computed()
+
+
+KINDS: dict[str, type[Classifier]] = {}
+
+
+def register(name: str) -> Callable[[type[Classifier]], type[Classifier]]:
+    """Make a classifier known as `--classifier NAME`."""
+
+    def add(kind: type[Classifier]) -> type[Classifier]:
+        if KINDS.get(name, kind) is not kind:
+            raise PassloraError(f"a classifier {name!r} is registered already: choose another name")
+        KINDS[name] = kind
+        register_classifier_name(name)
+        return kind
+
+    return add
+
+
+def make_classifier(feature_dim: int, method: MethodConfig) -> Classifier:
+    """The classifier that the configuration names."""
+    if method.classifier not in KINDS:
+        raise PassloraError(f"no classifier {method.classifier!r}{nearest(method.classifier, KINDS)}")
+    return KINDS[method.classifier](feature_dim, method)

@@ -1,0 +1,59 @@
+"""The features of one task's training images, as whatever is fitted after a task reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor, Tensor]  # features (n, views, d), classes (n,) counted from 0, positions in the task (n,)
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """What `reduce` is with one process."""
+    return tensor
+
+
+@dataclass
+class TaskFeatures:
+    """Iterating gives this process's share, batch by batch, computed as it is asked for; each image once.
+
+    `reduce` adds a tensor up over all processes. With `keep`, what was computed is kept for the next reader.
+    """
+
+    compute: Callable[[], Iterable[Batch]]
+    num_classes: int  # new ones: classes are 0 to num_classes - 1 here, whatever was learnt before
+    num_images: int  # over all processes
+    dim: int
+    device: torch.device | str = "cpu"
+    reduce: Callable[[Tensor], Tensor] = alone
+    keep: bool = False
+    _kept: list[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Batch] = []
+        for batch in self.compute():
+            if self.keep:
+                kept.append(batch)
+            yield batch
+        self._kept = kept if self.keep else None
+
+    def first_view(self) -> tuple[Tensor, Tensor]:
+        """Upright features (n, d) of the whole task, on the CPU, and their classes: for what cannot be added up."""
+        z, classes = torch.zeros(self.num_images, self.dim), torch.zeros(self.num_images, dtype=torch.long)
+        for features, of_class, positions in self:
+            place = positions.cpu()
+            z[place], classes[place] = features[:, 0].float().cpu(), of_class.cpu()
+        return self.reduce(z), self.reduce(classes)
+
+
+def of_tensors(z: Tensor, classes: Tensor) -> TaskFeatures:
+    """Features that are there already: (n, d) or (n, views, d), with classes counted from 0."""
+    views = z[:, None] if z.dim() == 2 else z
+    batch = (views, classes, torch.arange(len(z)))
+    return TaskFeatures(lambda: [batch], int(classes.max()) + 1, len(z), z.shape[-1])

@@ -1,0 +1,122 @@
+"""What one call of `learn` reads, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
+from passlora.data.batches import Images
+from passlora.data.dataset import TaskData, read_splits, select
+from passlora.errors import PassloraError
+from passlora.training import metrics
+from passlora.training.evaluation import Evaluation
+
+# Of a whole configuration, what says nothing of one lesson: the other tasks, and comparisons of runs.
+NO_PART_OF_A_LESSON = (
+    *(name for name, knob in FIELDS.items() if knob.group == "scenario"),
+    *("seeds", "class_order_seeds", "compare", "measure_drift"),
+    *("test_fraction", "max_classes", "max_train_per_class", "max_test_per_class"),
+)
+
+
+@dataclass
+class LoadedData:
+    """A dataset whose images are ready to be read, and may be read for several lessons."""
+
+    name: str
+    train: Images
+    test: Images | None
+    class_names: list[str]
+
+
+def load_data(reading: DataConfig, image_size: int, known: Sequence[str], plain: DataConfig) -> LoadedData:
+    """The dataset that `reading` names. Its test split may also have classes that the model knows already."""
+    train, test, names = read_splits(reading, known)
+    images = Images(train, image_size, reading, "training images")
+    tests = None if test is None else Images(test, image_size, plain, "test images")
+    return LoadedData(reading.dataset_name, images, tests, names)
+
+
+@dataclass
+class Lesson:
+    """What one call of `learn` did; accuracies in percent, None where there was nothing to test on."""
+
+    new_classes: list[str]
+    skipped_classes: list[str]
+    images: int
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    test_seconds: float = 0.0
+    old_before: float | None = None
+    old_after: float | None = None
+    new_after: float | None = None
+    all_after: float | None = None  # only if every class known now had test images
+    tested_classes: int = 0  # of the classes known now, how many had
+    continued_at: int | None = None  # the step of a lesson that had been cut off
+    untested: str | None = None  # why accuracies could not be measured
+    evaluations: dict[str, Evaluation] = field(default_factory=dict, repr=False)  # after it, by inference mode
+
+    def take(self, evaluations: dict[str, Evaluation], mode: str, old: int, classes: int) -> None:
+        """Accuracies from one pass over the test images of all classes known now."""
+        self.evaluations = evaluations
+        found = evaluations[mode]
+        self.tested_classes = found.tested_classes
+        self.old_after = share_right(found, range(old))
+        self.new_after = share_right(found, range(old, classes))
+        if self.tested_classes == classes:
+            self.all_after = share_right(found, range(classes))
+
+
+def share_right(evaluation: Evaluation, classes: range) -> float | None:
+    """Accuracy on the images of these classes, among all classes known; None without such images."""
+    part = slice(classes.start, classes.stop)
+    return metrics.accuracy(evaluation.confusion, classes) if evaluation.confusion[part].sum() else None
+
+
+def new_classes(
+    data: LoadedData, known: Sequence[str], wanted: Sequence[str] | None, on_known: str
+) -> tuple[list[str], list[str]]:
+    """The classes to learn, in order, and those that are left out because they are known."""
+    present = [data.class_names[label] for label in np.unique(data.train.split.labels)]
+    if wanted is not None:
+        missing = [name for name in wanted if name not in present]
+        if missing:
+            raise PassloraError(f"{data.name} has no training images of {missing[0]!r}")
+        present = list(wanted)
+    there = [name for name in present if name in known]
+    if there and on_known != "skip":
+        raise PassloraError(f"the model knows already: {', '.join(there)} (--on_known skip leaves them out)")
+    new = [name for name in present if name not in there]
+    if not new:
+        raise PassloraError(f"{data.name} has no class that the model does not know")
+    return new, there
+
+
+def rows_of(images: Images, class_names: list[str], index: dict[str, int], first: int = 0) -> TaskData:
+    """The rows of the classes in `index`, from the class numbered `first` on."""
+    wanted = {name: number for name, number in index.items() if number >= first}
+    return select(images, images.split.labels, class_names, wanted)
+
+
+def describe_lesson(config: Config, reading: dict[str, Any], data: LoadedData, new: list[str], images: int, processes: int) -> dict[str, Any]:
+    """What a checkpoint keeps of the lesson it was taken in: only the same lesson goes on from there."""
+    about = without_data_path({**config.flat(), **reading, "dataset_name": data.name})
+    about |= {"classes": new, "images": images, "processes": processes}
+    return {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
+
+
+def public_name(data: LoadedData) -> str | None:
+    """Where the images came from, unless that is nobody's business."""
+    return None if is_local(data.name) else data.name
+
+
+def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
+    """The model's augmentation with another dataset."""
+    import dataclasses
+
+    return dataclasses.replace(config.data, dataset_name=str(data), **settings)

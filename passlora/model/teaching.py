@@ -1,0 +1,102 @@
+"""One lesson: what is new, train, test, and what is to be kept of it. Nothing of the model's folder changes here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from passlora.errors import PassloraError
+from passlora.folder import manifest
+from passlora.folder.checkpoints import read_checkpoint, write_checkpoint
+from passlora.folder.manifest import Manifest, TaskEntry, now, settings_of
+from passlora.folder.tasks import check_state
+from passlora.model.lesson import Lesson, LoadedData, describe_lesson, new_classes, public_name, rows_of, share_right
+from passlora.training.learner import Learner, TaskState
+from passlora.training.steps import Hooks, State
+
+
+@dataclass
+class Plan:
+    """What `PassLora.learn` was asked for."""
+
+    data: LoadedData
+    classes: Sequence[str] | None
+    on_known: str
+    folder: Path | None
+    reading: dict[str, Any]  # settings of the data, beside the model's own
+    test_before: bool
+    hooks: Hooks
+
+
+def teach(learner: Learner, tasks: list[TaskEntry], plan: Plan) -> tuple[Lesson, TaskEntry, TaskState]:
+    """Learn the plan's classes as one more task."""
+    began, data = time.perf_counter(), plan.data
+    known = Manifest({}, tasks).classes
+    new, skipped = new_classes(data, known, plan.classes, plan.on_known)
+    entry = TaskEntry(new, now(), dataset=public_name(data))
+    # By the reader's own check, before an hour of training.
+    manifest.check(manifest.to_json(Manifest(settings_of(learner.config), [*tasks, entry])))
+    index = {name: i for i, name in enumerate([*known, *new])}
+    training = rows_of(data.train, data.class_names, index, len(known))
+    lesson = Lesson(new, skipped, len(training.rows))
+    checkpoint, hooks = continuation(learner, len(tasks), plan, lesson)
+    if plan.test_before:
+        lesson.old_before = accuracy_before(learner, data, {name: i for i, name in enumerate(known)})
+    hooks.on_start(checkpoint)
+    learner.learn(training, len(new), hooks, checkpoint)
+    state = learner.state()
+    check_state(state)  # before anything is recorded of it
+    lesson.train_seconds = time.perf_counter() - began
+    test(learner, lesson, data, index)
+    entry.accuracy = lesson.all_after
+    if lesson.evaluations and lesson.tested_classes < len(index):
+        entry.accuracy = lesson.evaluations[learner.config.method.inference].accuracy
+        entry.tested = lesson.tested_classes
+    lesson.seconds = time.perf_counter() - began
+    lesson.test_seconds = lesson.seconds - lesson.train_seconds
+    return lesson, entry, state
+
+
+def accuracy_before(learner: Learner, data: LoadedData, index: dict[str, int]) -> float | None:
+    """On the images of old classes in the test split."""
+    tested = None if data.test is None else rows_of(data.test, data.class_names, index)
+    if tested is None or len(tested.rows) == 0:
+        return None
+    mode = learner.config.method.inference
+    return share_right(learner.evaluate(tested, [mode])[mode], range(len(index)))
+
+
+def test(learner: Learner, lesson: Lesson, data: LoadedData, index: dict[str, int]) -> None:
+    """Once, on the test images of every class known now."""
+    tested = None if data.test is None else rows_of(data.test, data.class_names, index)
+    if tested is None or len(tested.rows) == 0:
+        return
+    try:
+        evaluations = learner.evaluate(tested, learner.config.method.inference_modes)
+    except PassloraError as error:  # an image that cannot be read: what was learnt is kept
+        lesson.untested = str(error)
+        return
+    old = len(index) - len(lesson.new_classes)
+    lesson.take(evaluations, learner.config.method.inference, old, len(index))
+
+
+def continuation(learner: Learner, task: int, plan: Plan, lesson: Lesson) -> tuple[State | None, Hooks]:
+    """The checkpoint of this lesson, if it was cut off; and hooks that write one."""
+    folder, hooks = plan.folder, plan.hooks
+    if folder is None:
+        return None, hooks
+    processes = learner.accelerator.num_processes
+    about = describe_lesson(learner.config, plan.reading, plan.data, lesson.new_classes, lesson.images, processes)
+    checkpoint = read_checkpoint(folder, task, about)
+    lesson.continued_at = None if checkpoint is None else int(checkpoint["step"])
+
+    def save(state: State) -> None:
+        if learner.accelerator.is_main_process:
+            write_checkpoint(folder, state, about)
+        hooks.on_checkpoint(state)
+
+    return checkpoint, dataclasses.replace(hooks, on_checkpoint=save)
