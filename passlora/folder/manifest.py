@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from passlora import __version__
-from passlora.config.knobs import FIELDS, Config
+from passlora.config import FIELDS, Config
 from passlora.errors import PassloraError, nearest
 from passlora.folder.layout import MANIFEST
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from passlora.config.knobs import FIELDS, read_yaml, without_data_path
+from passlora.config import FIELDS, read_yaml, without_data_path
 from passlora.errors import PassloraError
 from passlora.files import TEMPORARY, tidy, write_json, write_tensors, write_text, write_yaml
 from passlora.folder.layout import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from passlora import files
-from passlora.config.knobs import hub_id, is_repo_id
+from passlora.config import hub_id, is_repo_id
 from passlora.display.progress import is_silent
 from passlora.errors import PassloraError, redact, redact_logs
 from passlora.folder import layout, store

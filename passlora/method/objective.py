@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from passlora.config.knobs import MethodConfig
+from passlora.config import MethodConfig
 from passlora.method.classifiers.head import Head
 from passlora.method.memory import Draw
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from passlora import files
-from passlora.config.knobs import FIELDS, Config, DataConfig, is_local, without_data_path
+from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, as_input
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.scenario import Scenario

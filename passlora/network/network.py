@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from passlora.config.knobs import ROTATED_INFERENCE
+from passlora.config import ROTATED_INFERENCE
 from passlora.method.classifiers.head import Head
 from passlora.method.memory import Memory
 from passlora.method.views import class_scores, rotate

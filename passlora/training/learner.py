@@ -20,7 +20,7 @@ from accelerate.utils import broadcast, set_seed
 from torch import Tensor
 from torch.nn import functional as F
 
-from passlora.config.knobs import Config, TrainingConfig
+from passlora.config import Config, TrainingConfig
 from passlora.data.batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
