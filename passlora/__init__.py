@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from passlora.config.knobs import Config
-from passlora.config.knobs import load as load_config
+from passlora.config import Config
+from passlora.config import load as load_config
 from passlora.errors import PassloraError
 from passlora.registration import watch_transformers
 

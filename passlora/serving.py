@@ -22,7 +22,7 @@ from transformers.image_transforms import to_pil_image
 from transformers.image_utils import make_flat_list_of_images
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from passlora.config.knobs import NUM_ROTATIONS
+from passlora.config import NUM_ROTATIONS
 from passlora.data.batches import as_input
 from passlora.errors import PassloraError
 from passlora.method.views import class_scores, rotate

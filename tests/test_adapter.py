@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from passlora.config.knobs import ModelConfig
+from passlora.config import ModelConfig
 from passlora.network.backbone import make_backbone
 from passlora.network.lora import Adapted, LoraLinear
 

@@ -7,7 +7,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from passlora.config.knobs import ModelConfig
+from passlora.config import ModelConfig
 from passlora.errors import PassloraError
 from passlora.network.backbone import make_backbone, resnet18
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from passlora.config.knobs import DataConfig
+from passlora.config import DataConfig
 from passlora.data.batches import (
     UNIFORMS,
     Images,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from passlora.cli.main import main
-from passlora.config.knobs import FIELDS
+from passlora.config import FIELDS
 
 
 def heavy_imports(*argv):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from passlora import Config, PassloraError
-from passlora.config.knobs import DEFAULT_RECIPE, FIELDS, PRESETS, load
+from passlora.config import DEFAULT_RECIPE, FIELDS, PRESETS, load
 
 RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*/*.yaml") if "accelerate" not in str(p))
 

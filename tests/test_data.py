@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from passlora.config.knobs import DataConfig
+from passlora.config import DataConfig
 from passlora.data.sources import hold_out, load_dataset, to_rgb
 from passlora.errors import PassloraError
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from passlora.config.knobs import TrainingConfig
+from passlora.config import TrainingConfig
 from passlora.data.batches import Images
 from passlora.data.sources import load_dataset
 from passlora.errors import PassloraError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passlora.config.knobs import MethodConfig
+from passlora.config import MethodConfig
 from passlora.method.classifiers.head import Head
 from passlora.method.memory import Draw
 from passlora.method.objective import (

@@ -17,7 +17,7 @@ from PIL import Image
 
 from passlora import PassloraError, train
 from passlora.analysis import page
-from passlora.config.knobs import Config
+from passlora.config import Config
 
 EVIL = '<script>alert("x")</script>'
 

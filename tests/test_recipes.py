@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from passlora import train
-from passlora.config.knobs import load
+from passlora.config import load
 from passlora.data.batches import TrainPlans
 from passlora.training.learner import Learner, TaskData
 

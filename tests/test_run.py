@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from passlora import PassloraError, files, train
-from passlora.config.knobs import load
+from passlora.config import load
 from passlora.data.scenario import Scenario
 from passlora.folder import store
 from passlora.training import metrics

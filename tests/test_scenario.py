@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passlora.config.knobs import ScenarioConfig
+from passlora.config import ScenarioConfig
 from passlora.data.scenario import count_classes, make_scenario
 from passlora.errors import PassloraError
 

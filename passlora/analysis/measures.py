@@ -18,7 +18,7 @@ from torch import Tensor
 
 from passlora import files
 from passlora.analysis.paper import MINI, Row
-from passlora.config.knobs import Config
+from passlora.config import Config
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.scenario import make_scenario

@@ -24,7 +24,7 @@ import numpy as np
 
 from passlora import __version__
 from passlora.analysis import svg
-from passlora.config.knobs import LOCAL_DATA, read_yaml
+from passlora.config import LOCAL_DATA, read_yaml
 from passlora.data.corruptions import GROUPS, ROBUSTNESS
 from passlora.display.tables import each_method
 from passlora.errors import PassloraError

@@ -21,7 +21,7 @@ from typing import Any
 
 from passlora import files
 from passlora.analysis.paper import COLUMNS, EXPERIMENTS, MINI, Experiment, Row
-from passlora.config.knobs import FIELDS, PRESETS, Config, is_local
+from passlora.config import FIELDS, PRESETS, Config, applicable, is_local
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError, nearest
 
@@ -72,7 +72,7 @@ def configurations(
     for column, base in protocols.items():
         for row in experiment.rows:
             own = {**PRESETS[row.settings.get("preset", "pass++")], **row.settings}
-            common = Config.make(**{**base, **changes, **own})  # what makes the row stays the row's
+            common = Config.make(**applicable({**base, **changes, **own}))  # what makes the row stays the row's
             if common.method.classifier == "head":  # all ways to read a run at once, so that experiments can share it
                 common = common.replace(
                     extra_inference=["single", *(["vanilla"] if common.method.sst else []), "nearest_prototype"]

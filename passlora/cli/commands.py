@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from passlora.cli.flags import add_flags, describe
-from passlora.config.knobs import FIELDS
+from passlora.cli.flags import add_flags
+from passlora.config import FIELDS, describe
 from passlora.folder.manifest import AUGMENTATION, BUDGET, LEARN_BUDGET
 
 BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))

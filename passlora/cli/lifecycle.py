@@ -14,7 +14,7 @@ from typing import Any
 from passlora import files
 from passlora.cli.commands import BORN_WITH, READING
 from passlora.cli.flags import chosen_flags
-from passlora.config.knobs import Config, hub_id
+from passlora.config import Config, hub_id
 from passlora.display.tables import confusion_csv, table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError

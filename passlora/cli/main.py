@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from passlora import __version__, files
 from passlora.cli.commands import add_commands
-from passlora.cli.flags import add_flags, chosen_flags, describe
+from passlora.cli.flags import add_flags, chosen_flags
 from passlora.cli.lifecycle import run_command
-from passlora.config.knobs import FIELDS, Config, is_local, load
+from passlora.config import FIELDS, Config, describe, is_local, load
 from passlora.environment import describe_environment, is_first_process
 from passlora.errors import PassloraError, nearest
 from passlora.folder import layout

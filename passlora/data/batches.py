@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from passlora.config.knobs import DataConfig
+from passlora.config import DataConfig
 from passlora.data.sources import Split, to_rgb
 from passlora.display.progress import progress
 from passlora.errors import PassloraError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from passlora.config.knobs import ScenarioConfig
+from passlora.config import ScenarioConfig
 from passlora.errors import PassloraError
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image, ImageOps
 
-from passlora.config.knobs import LOCAL_DATA, DataConfig
+from passlora.config import LOCAL_DATA, DataConfig
 from passlora.display.progress import silence
 from passlora.errors import PassloraError, nearest, redact, redact_logs
 

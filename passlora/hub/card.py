@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from passlora import files
-from passlora.cli.flags import describe
-from passlora.config.knobs import is_repo_id
+from passlora.config import describe, is_repo_id
 from passlora.display import figures
 from passlora.folder import layout
 from passlora.folder.layout import CARD, NOTES, PICTURE

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from passlora.config.knobs import ModelConfig
+from passlora.config import ModelConfig
 from passlora.errors import PassloraError, nearest, redact, redact_logs
 
 VIT_MINI = "passlora/vit-mini"

@@ -1,0 +1,195 @@
+"""Knobs of the method, and which of them go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from passlora.config.presets import DEFAULT_PRESET, Preset
+from passlora.config.registry import Classifier
+from passlora.config.values import above, at_least, between, knob
+from passlora.errors import PassloraError
+
+Inference = Literal["multiview", "single", "vanilla", "nearest_prototype"]
+ROTATED_INFERENCE = ("multiview", "vanilla")
+NUM_ROTATIONS = 4
+
+
+@dataclass
+class MethodConfig:
+    """PASS++ and its switches; docs/method.md has the equations."""
+
+    preset: Preset = knob(
+        DEFAULT_PRESET,
+        "starting point of the switches below: pass++, pass, or a baseline: finetune, lwf-kd (KD only), lwf, lwf-mc, "
+        "and on frozen features ncm, slda, simplecil, fetril (docs/baselines.md)",
+    )
+    sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
+    temperature: float = knob(1.0, "divides the logits in training, never at inference")
+    proto_aug: Literal["explicit", "implicit", "none"] = knob(
+        "explicit", "prototype augmentation: sampled (Eq. 5), its upper bound (Eq. 10), or none"
+    )
+    proto_aug_weight: float = knob(10.0, "alpha, the weight of the loss on old classes (Eq. 12)")
+    prototype_views: Literal[1, 4] = knob(4, "prototypes a class: 1 (0 degrees only) or 4 (one per rotation)")
+    prototype_augmented: bool = knob(False, "average over train-augmented images instead of plain ones")
+    radius: Literal["first", "running"] = knob("first", "radius from the first task (Eq. 7) or updated (Eq. 6)")
+    covariance: Literal["radius", "diag", "full"] = knob("radius", "spread kept: one radius, variances, or matrices")
+    gamma: float = knob(1.0, "implicit: scale of the covariance (Eq. 10)")
+    hardness: bool = knob(True, "hardness-aware prototypes: mix with the nearest new feature (Eq. 11)")
+    hard_mixing: float = knob(0.7, "share of the prototype in a hard feature")
+    hard_label: Literal["hard", "soft"] = knob("hard", "label of a hard feature: the old class, or mixed")
+    kd_weight: float = knob(10.0, "beta, the weight of the distillation (Eq. 12); 0: none")
+    kd_on: Literal["features", "logits"] = knob(
+        "features", "what the teacher is followed in: features, or the old nodes' outputs (LwF, LwF-MC)"
+    )
+    new_loss: Literal["softmax", "binary"] = knob(
+        "softmax", "loss on new data: cross entropy over all nodes, or a binary one on each new node (LwF-MC)"
+    )
+    classifier: Classifier = knob(
+        "head", "what reads the features: the trained head, or one that is fitted on features as they are"
+    )
+    ncm_metric: Literal["cosine", "euclidean"] = knob("cosine", "distance of the classifier ncm (nearest class mean)")
+    adapt_tasks: Literal["all", "first", "none"] = knob(
+        "all", "tasks that the network is trained on; first or none leave frozen features to the classifier"
+    )
+    kd_reduction: Literal["mean", "batch"] = knob(
+        "mean", "distance to the teacher: mean of row norms, or one norm of the whole batch"
+    )
+    inference: Inference = knob(
+        "multiview",
+        "multiview (each rotation on its own nodes, Eq. 13), single (0 degrees), vanilla (rotations on the 0-degree "
+        "nodes) or nearest_prototype (by Euclidean distance)",
+    )
+    extra_inference: list[Inference] = knob([], "further inference modes to report in the same pass")
+
+    def __post_init__(self) -> None:
+        above("temperature", self.temperature, 0)
+        for name in ("proto_aug_weight", "kd_weight", "gamma"):
+            at_least(name, getattr(self, name), 0)
+        between("hard_mixing", self.hard_mixing, 0, 1)
+
+    def check(self) -> None:
+        """Refuse switches that contradict each other."""
+        for is_so, sentence in CONTRADICTIONS:
+            if is_so(self):
+                raise PassloraError(sentence.format(self))
+
+    def idle(self) -> dict[str, str]:
+        """The switches that have no effect beside the others, each with what it needs."""
+        return {name: needs for names, works, needs in NEEDS if not works(self) for name in names}
+
+    @property
+    def num_views(self) -> int:
+        return NUM_ROTATIONS if self.sst else 1
+
+    @property
+    def inference_modes(self) -> list[str]:
+        """The main mode first, then the requested further ones."""
+        return list(dict.fromkeys([self.inference, *self.extra_inference]))
+
+    @property
+    def rotated_modes(self) -> list[str]:
+        return [mode for mode in self.inference_modes if mode in ROTATED_INFERENCE]
+
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether old classes are rehearsed from their prototypes."""
+        return self.adapt_tasks == "all" and self.proto_aug != "none"
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the network is held to what it was before the task."""
+        return self.adapt_tasks == "all" and self.kd_weight > 0
+
+
+# Switches that cannot be together: when it is so, and the sentence, in which {0} is the MethodConfig.
+CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
+    (
+        lambda m: m.hardness and m.proto_aug == "none",
+        "hardness needs prototypes: set --hardness false, or a --proto_aug",
+    ),
+    (
+        lambda m: not m.sst and bool(m.rotated_modes),
+        "inference {0.rotated_modes[0]} needs rotations: set --inference single, or --sst true",
+    ),
+    (
+        lambda m: not m.sst and m.prototype_views != 1,
+        "prototype_views 4 needs rotations: set --prototype_views 1, or --sst true",
+    ),
+    (
+        lambda m: (m.classifier == "head") != (m.adapt_tasks == "all"),
+        "a trained head goes with --adapt_tasks all, another --classifier with --adapt_tasks first or none",
+    ),
+    (
+        lambda m: m.classifier != "head" and (m.sst or m.inference_modes != ["single"]),
+        "classifier {0.classifier} reads plain features: set --sst false --inference single",
+    ),
+    (
+        lambda m: m.new_loss == "binary" and m.proto_aug != "none",
+        "new_loss binary has no form for prototypes of old classes: set --proto_aug none --hardness false",
+    ),
+    (
+        lambda m: m.new_loss == "binary" and m.uses_teacher and m.kd_on == "features",
+        "new_loss binary goes with distilled outputs: set --kd_on logits, or --kd_weight 0",
+    ),
+]
+
+# Switches that need others to have an effect: which, whether that is so (or the switch is off), and what they need.
+NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
+    (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all or first"),
+    (
+        ("temperature",),
+        lambda m: m.adapt_tasks != "none" and m.new_loss == "softmax",
+        "--adapt_tasks all or first, and --new_loss softmax",
+    ),
+    (("proto_aug",), lambda m: m.adapt_tasks == "all" or m.proto_aug == "none", "--adapt_tasks all"),
+    (("kd_weight",), lambda m: m.adapt_tasks == "all" or m.kd_weight == 0, "--adapt_tasks all"),
+    (
+        ("proto_aug_weight", "radius", "covariance"),
+        lambda m: m.uses_prototypes,
+        "--proto_aug explicit or implicit",
+    ),
+    (
+        ("prototype_views",),
+        lambda m: m.uses_prototypes or m.prototype_views == 1,
+        "--proto_aug explicit or implicit",
+    ),
+    (("gamma",), lambda m: m.uses_prototypes and m.proto_aug == "implicit", "--proto_aug implicit"),
+    (("hard_mixing", "hard_label"), lambda m: m.uses_prototypes and m.hardness, "--hardness true"),
+    (("kd_on",), lambda m: m.uses_teacher, "a --kd_weight above 0"),
+    (
+        ("kd_reduction",),
+        lambda m: m.uses_teacher and m.kd_on == "features",
+        "--kd_on features and a --kd_weight above 0",
+    ),
+    (("prototype_augmented",), lambda m: m.classifier == "head", "--classifier head, which keeps prototypes"),
+    (("ncm_metric",), lambda m: m.classifier == "ncm", "--classifier ncm"),
+]
+
+
+class MethodSettings(TypedDict, total=False):
+    """The knobs above as keyword arguments that an editor can complete."""
+
+    preset: Preset
+    sst: bool
+    temperature: float
+    proto_aug: Literal["explicit", "implicit", "none"]
+    proto_aug_weight: float
+    prototype_views: Literal[1, 4]
+    prototype_augmented: bool
+    radius: Literal["first", "running"]
+    covariance: Literal["radius", "diag", "full"]
+    gamma: float
+    hardness: bool
+    hard_mixing: float
+    hard_label: Literal["hard", "soft"]
+    kd_weight: float
+    kd_on: Literal["features", "logits"]
+    new_loss: Literal["softmax", "binary"]
+    classifier: Classifier
+    ncm_metric: Literal["cosine", "euclidean"]
+    adapt_tasks: Literal["all", "first", "none"]
+    kd_reduction: Literal["mean", "batch"]
+    inference: Inference
+    extra_inference: list[Inference]

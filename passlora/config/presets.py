@@ -1,0 +1,60 @@
+"""Presets: named sets of values for knobs. PASS++ is what the knobs' own defaults spell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from passlora.config.registry import NameIn, check_name
+from passlora.errors import PassloraError, nearest
+
+DEFAULT_PRESET = "pass++"
+_PLAIN: dict[str, Any] = {
+    "sst": False,
+    "proto_aug": "none",
+    "hardness": False,
+    "prototype_views": 1,
+    "inference": "single",
+}
+_FROZEN: dict[str, Any] = {**_PLAIN, "kd_weight": 0.0, "adapt_tasks": "none"}
+PRESETS: dict[str, dict[str, Any]] = {
+    "pass++": {},
+    "pass": {"hardness": False, "prototype_views": 1, "inference": "single"},
+    "lwf-kd": _PLAIN,
+    "finetune": {**_PLAIN, "kd_weight": 0.0},
+    "lwf": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0},
+    "lwf-mc": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0, "new_loss": "binary"},
+    "ncm": {**_FROZEN, "classifier": "ncm"},
+    "slda": {**_FROZEN, "classifier": "slda"},
+    "simplecil": {**_FROZEN, "classifier": "ncm", "adapt_tasks": "first"},
+    "fetril": {**_FROZEN, "classifier": "fetril", "adapt_tasks": "first"},
+}
+Preset = Annotated[str, NameIn(PRESETS)]
+
+# What `passlora train` runs when it is given neither a recipe nor a dataset. recipes/mini/digits.yaml says the same.
+DEFAULT_RECIPE: dict[str, Any] = {
+    "model_name_or_path": "passlora/vit-mini",
+    "dataset_name": "digits",
+    "task_sizes": [4, 2, 2, 2],
+    "crop_padding": 0,
+    "horizontal_flip": False,
+    "brightness": 0.0,
+    "num_train_epochs": 4,
+    "lr_milestones": [3],
+    "per_device_train_batch_size": 8,
+    "compare": ["finetune"],
+    "output_dir": "runs/digits",
+}
+
+
+def register_preset(name: str, settings: Mapping[str, Any]) -> None:
+    """Add a preset: `settings` are values of knobs, which are checked when the preset is used."""
+    from passlora.config.config import FIELDS  # the knobs' types need the presets' names
+
+    check_name("preset", name)
+    if name in PRESETS:
+        raise PassloraError(f"preset {name} is taken: choose another name")
+    for key in settings:
+        if key not in FIELDS or key == "preset":
+            raise PassloraError(f"preset {name}: {key!r} is no knob that a preset can set{nearest(str(key), FIELDS)}")
+    PRESETS[name] = dict(settings)
