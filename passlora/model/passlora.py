@@ -22,8 +22,9 @@ from passlora import files
 from passlora.config.knobs import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, as_input
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
+from passlora.data.dataset import read_splits
+from passlora.data.rows import Split, at_most, to_rgb
 from passlora.data.scenario import Scenario
-from passlora.data.sources import Split, at_most, read_splits, to_rgb
 from passlora.display.progress import silence
 from passlora.errors import PassloraError
 from passlora.folder import layout, store

@@ -29,7 +29,7 @@ from passlora.method.classifiers.ncm import class_means
 from passlora.data.batches import Images
 from passlora.hub.card import write_card
 from passlora.config.knobs import Config, is_local, without_data_path
-from passlora.data.sources import Dataset, load_dataset
+from passlora.data.dataset import Dataset, load_dataset
 from passlora.environment import peak_memory
 from passlora.errors import PassloraError
 from passlora.hub.hub import Uploads

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from passlora.config.knobs import Config, TrainingConfig
-from passlora.data.batches import Batch, Images, TrainPlans, augmented_plans, eval_plans, generator
+from passlora.data.batches import Batch, TaskData, TrainPlans, augmented_plans, eval_plans, generator
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 from passlora.method.memory import Memory, Statistics
@@ -35,15 +35,6 @@ from passlora.training.metrics import CALIBRATION_BINS, Evaluation
 Teacher = Callable[[Tensor, Batch], Tensor]  # rotated rows of a process's share -> features of the whole batch
 FUSED_ADAM = ("cpu", "cuda", "mps", "xpu")
 LOSS_NAMES = ("total", "new", "old", "kd")
-
-
-@dataclass
-class TaskData:
-    """The rows of one task in a split, and the model's class index of every row of that split."""
-
-    images: Images
-    rows: np.ndarray
-    classes: np.ndarray
 
 
 @dataclass
