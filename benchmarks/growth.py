@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from passlora import Config
 from passlora.data.batches import Images
-from passlora.data.sources import ArrayRows, Split
+from passlora.data.rows import ArrayRows, Split
 from passlora.method.memory import Statistics
 from passlora.training.learner import Learner, TaskData
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from passlora import Config
 from passlora.data.batches import Images
-from passlora.data.sources import ArrayRows, Split
+from passlora.data.rows import ArrayRows, Split
 from passlora.method.memory import Statistics
 from passlora.training.learner import Learner, TaskData
 from passlora.training.steps import EpochLog, Hooks, TaskTraining

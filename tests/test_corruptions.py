@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from passlora import PassloraError, train
+from passlora.config import DataConfig
 from passlora.data import corruptions, small_corruptions
 from passlora.data.corruptions import CORRUPTIONS, corrupt, corrupted
-from passlora.data.sources import DataConfig, load_dataset
+from passlora.data.dataset import load_dataset
 
 
 def picture(width=32, height=32):

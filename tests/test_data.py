@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from passlora.config import DataConfig
-from passlora.data.sources import hold_out, load_dataset, to_rgb
+from passlora.data.class_names import check_class_name
+from passlora.data.dataset import load_dataset
+from passlora.data.rows import hold_out, to_rgb
 from passlora.errors import PassloraError
 
 datasets = pytest.importorskip("datasets")
@@ -138,7 +143,7 @@ def test_a_test_split_with_labels_of_its_own_is_refused(tmp_path, bad):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     rows = {"image": images[:2], "label": [0, bad]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "test.parquet")
-    with pytest.raises(PassloraError, match=f"split 'test' has the label {bad}"):
+    with pytest.raises(PassloraError, match=f"split 'test' has the label {bad} in row 1"):
         load(tmp_path)
 
 
@@ -226,3 +231,82 @@ def test_a_split_that_is_not_there(tmp_path):
     made.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(PassloraError, match="no split 'test'"):
         load(tmp_path, dataset_test_split="test")
+
+
+# --- class names -----------------------------------------------------------------------------------------------
+
+BAD_NAMES = [
+    ("", "'' is empty"),
+    (" \u3000", r"' \\u3000' is empty"),
+    ("a\nb", r"'a\\nb' holds a line end or a control"),
+    ("a\u2028b", "line end"),
+    ("\x1b[31m", "control character"),
+    ("caf\udce9", r"'caf\\udce9' is not UTF-8: rename"),
+    ("x" * 1001, r"'x{77}\.\.\.' has 1,001 characters, at most 1,000"),
+]
+
+
+@pytest.mark.parametrize(("name", "says"), BAD_NAMES)
+def test_names_that_no_class_may_have(name, says):
+    with pytest.raises(PassloraError, match=says) as caught:
+        check_class_name(name)
+    assert str(caught.value).isascii(), "it can be shown anywhere"
+
+
+@pytest.mark.parametrize("name", ["0", "crane", "Zürich, alt", "猫", "👩‍🔬", "a/b", "x" * 1000, "-"])
+def test_names_that_a_class_may_have(name):
+    check_class_name(name)
+
+
+@pytest.mark.parametrize(("name", "says"), [pair for pair in BAD_NAMES if "\udce9" not in pair[0]])
+def test_a_table_with_such_a_name(tmp_path, name, says):
+    made, _ = table()
+    text = made.remove_columns("label").add_column("label", ["ant", "bee", "ant", name, "bee", name])
+    text.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(PassloraError, match=f"column 'label', row 3: .*{says}"):
+        load(tmp_path)
+    (tmp_path / "labels").mkdir()
+    table(classes=("ant", name))[0].to_parquet(tmp_path / "labels" / "train.parquet")
+    with pytest.raises(PassloraError, match=f"labels: the class name .*{says}"):
+        load(tmp_path / "labels")
+
+
+def test_an_empty_name_in_the_test_split_only(tmp_path):
+    made, _ = table()
+    for split, names in (("train", ["ant", "bee"] * 3), ("test", ["ant", "bee", "ant", "ant", "", "bee"])):
+        made.remove_columns("label").add_column("label", names).to_parquet(tmp_path / f"{split}.parquet")
+    with pytest.raises(PassloraError, match="split 'test' has the label '' in row 4"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [" ", "a\nb", "\x07"])
+def test_a_folder_with_such_a_name(image_tree, name):
+    with pytest.raises(PassloraError, match="photos: the class name"):
+        load(image_tree(classes=("cat", name)))
+
+
+def test_a_label_names_one_class_in_all_kinds_of_tables(tmp_path):
+    """`datasets` refuses two labels of one name, wherever it finds them: that must stay one sentence."""
+    made, _ = table(classes=("crane", "crane2"))
+    made.to_parquet(tmp_path / "x.parquet")
+    raw = pyarrow.parquet.read_table(tmp_path / "x.parquet")
+    twice = {key: value.replace(b"crane2", b"crane") for key, value in raw.schema.metadata.items()}
+    pyarrow.parquet.write_table(raw.replace_schema_metadata(twice), tmp_path / "train.parquet")
+    datasets.DatasetDict(train=made).save_to_disk(tmp_path / "saved")
+    info = tmp_path / "saved" / "train" / "dataset_info.json"
+    info.write_text(info.read_text().replace("crane2", "crane"))
+    for path in ("train.parquet", "saved"):
+        with pytest.raises(PassloraError, match=f"{path} cannot be read: Some label names are duplicated"):
+            load(tmp_path / path)
+
+
+def test_nothing_is_learnt_from_a_folder_whose_name_is_not_utf_8(image_tree, tmp_path, cli, monkeypatch):
+    root = image_tree(splits=(), classes=("cat", "dog"))
+    try:
+        os.rename(root / "dog", os.fsencode(root) + b"/caf\xe9")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    monkeypatch.setattr("passlora.training.learner.Learner.learn", lambda *_, **__: pytest.fail("trained"))
+    code, _, err = cli("learn", tmp_path / "model", "--data", root)
+    assert code == 2 and r"the class name 'caf\udce9' is not UTF-8: rename the class" in err
+    assert not (tmp_path / "model" / "passlora.json").exists()

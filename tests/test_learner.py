@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from passlora.config import TrainingConfig
 from passlora.data.batches import Images
-from passlora.data.sources import load_dataset
+from passlora.data.dataset import load_dataset
 from passlora.errors import PassloraError
 from passlora.method.views import rotate
 from passlora.training.learner import Learner, TaskData, accumulation_groups, lr_scale

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from passlora import Config, PassloraError, load_config, train
-from passlora.data.sources import load_dataset
+from passlora.data.dataset import load_dataset
 from passlora.folder.manifest import read_manifest
 from passlora.model.passlora import PassLora
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from passlora import Config
 from passlora.data.batches import Images
-from passlora.data.sources import load_dataset
+from passlora.data.dataset import load_dataset
 from passlora.training.learner import Learner, TaskData
 
 RECORDED = Path(__file__).parent / "reference_losses.json"

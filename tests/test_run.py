@@ -75,7 +75,7 @@ def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path)
     assert len(drift[0]) == 1 and drift[0][0] == pytest.approx(0, abs=1e-5), "nothing has moved yet"
     assert len(drift[1]) == 2 and drift[1][1] == pytest.approx(0, abs=1e-5)
     from passlora import PassLora
-    from passlora.data.sources import load_dataset
+    from passlora.data.dataset import load_dataset
 
     data = load_dataset(config.data, 0).train
     learner = PassLora.from_pretrained(tmp_path).learner

@@ -12,7 +12,7 @@ from test_reference_losses import RECORDED, losses_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from passlora.data.batches import Images
-from passlora.data.sources import load_dataset
+from passlora.data.dataset import load_dataset
 from passlora.errors import PassloraError
 from passlora.training.learner import Learner, TaskData
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from passlora import Config, Learner
 from passlora.data.batches import Images
-from passlora.data.sources import load_dataset
+from passlora.data.dataset import load_dataset
 from passlora.training.learner import TaskData
 
 

@@ -21,8 +21,9 @@ from passlora.analysis.paper import MINI, Row
 from passlora.config import Config
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
+from passlora.data.dataset import Dataset, load_dataset
+from passlora.data.rows import Split
 from passlora.data.scenario import make_scenario
-from passlora.data.sources import Dataset, Split, load_dataset
 from passlora.environment import is_first_process
 from passlora.method.classifiers import Classifier, make_classifier
 from passlora.method.features import of_tensors

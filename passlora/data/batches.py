@@ -7,7 +7,7 @@ process then takes its share. So one process and many see the same images with t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from passlora.config import DataConfig
-from passlora.data.sources import Split, to_rgb
+from passlora.data.rows import Split, to_rgb
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 
-SMALL_SIDE = 64  # images up to this side are decoded once and kept as uint8
+SMALL_SIDE = 64  # images up to this side are small: seen whole, and kept decoded
 UNIFORMS = 6  # random numbers an image: the crop's top, left, area and shape, the flip, the brightness
 
 
@@ -43,7 +44,7 @@ class Plan:
 
 @dataclass
 class Batch:
-    images: Tensor  # uint8, this process's share
+    images: Tensor  # this process's share, in 0..255: uint8, or float where one was resized
     uniforms: Tensor | None
     rows: np.ndarray  # this process's rows
     batch_rows: np.ndarray
@@ -55,11 +56,11 @@ class Batch:
 
 
 class Images:
-    """The images of a split as uint8 tensors, by plan."""
+    """The images of a split, by plan. Each is prepared by itself: no image depends on the others of its split."""
 
     def __init__(self, split: Split, image_size: int, config: DataConfig, what: str) -> None:
         self.split, self.image_size, self.config = split, image_size, config
-        self.cache = decode_small(split, what)
+        self.cache = read_small(split, what)
 
     @property
     def is_small(self) -> bool:
@@ -82,15 +83,25 @@ class Images:
             return error
 
     def _read(self, plan: Plan) -> Batch:
-        if self.cache is not None:
+        if isinstance(self.cache, Tensor):
             images = self.cache[torch.from_numpy(plan.rows)]
         else:
-            pixels = []
-            for i, row in enumerate(plan.rows):
-                u = None if plan.uniforms is None else plan.uniforms[i].tolist()
-                pixels.append(cut(self.split.rgb(int(row)), self.image_size, u, self.config.rrc_min_scale))
-            images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+            uniforms = [None] * len(plan.rows) if plan.uniforms is None else plan.uniforms
+            images = torch.stack([self._one(int(row), u) for row, u in zip(plan.rows, uniforms, strict=True)])
         return Batch(images, plan.uniforms, plan.rows, plan.batch_rows)
+
+    def _one(self, row: int, u: Tensor | None) -> Tensor:
+        """An image at the network's size: cropped at random in training, else as `as_input` has it."""
+        size, config = self.image_size, self.config
+        if self.cache is not None:
+            pixels = self.cache[row]
+            if u is not None and config.crop_padding:
+                pixels = crop_with_padding(pixels[None], config.crop_padding, u[:1], u[1:2])[0]
+            return resize(pixels, size)
+        image = self.split.rgb(row)
+        if u is not None and config.rrc_min_scale:
+            return to_pixels(cut(image, size, u.tolist(), config.rrc_min_scale))
+        return as_input(image, size)
 
     def batches(self, plans: TrainPlans | list[Plan]) -> Iterator[Batch]:
         """The batches of the plans; large images are decoded by workers, ahead of their use."""
@@ -108,9 +119,9 @@ class Images:
             yield batch
 
     def augment(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """On the device: crop with padding (small images only: large ones are cut while decoding), flip, brightness."""
+        """On the device: crop with padding (images of one size; others are cropped when read), flip, brightness."""
         config, u = self.config, uniforms.to(images.device, non_blocking=True)
-        if self.is_small and config.crop_padding:
+        if isinstance(self.cache, Tensor) and config.crop_padding:
             images = crop_with_padding(images, config.crop_padding, u[:, 0], u[:, 1])
         if config.horizontal_flip:
             images = torch.where((u[:, 4] < 0.5)[:, None, None, None], images.flip(-1), images)
@@ -125,47 +136,62 @@ def whole(batch: Any) -> Any:
     return batch
 
 
-def decode_small(split: Split, what: str) -> Tensor | None:
-    """All images as one uint8 tensor if every one is small; None otherwise."""
-    if max(split.rgb(0).size) > SMALL_SIDE:
-        return None
-    size = split.rgb(0).size
-    cache = np.empty((len(split), size[1], size[0], 3), dtype=np.uint8)
+def read_small(split: Split, what: str) -> Tensor | list[Tensor] | None:
+    """All images as uint8 if every one is small, as one tensor if they have one size; None at the first large one."""
+    pixels = []
     for row in progress(range(len(split)), desc=f"reading {what}"):
         image = split.rgb(row)
-        if max(image.size) > SMALL_SIDE:
+        if is_large(image):
             return None
-        cache[row] = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
-    return torch.from_numpy(cache).permute(0, 3, 1, 2).contiguous()
+        pixels.append(to_pixels(image))
+    return torch.stack(pixels) if len({image.shape for image in pixels}) == 1 else pixels
 
 
-def cut(image: Image.Image, size: int, uniforms: list[float] | None, min_scale: float) -> np.ndarray:
+def is_large(image: Image.Image) -> bool:
+    return max(image.size) > SMALL_SIDE
+
+
+def to_pixels(image: Image.Image) -> Tensor:
+    """An RGB image as uint8: colour, height, width."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def as_input(image: Image.Image, size: int) -> Tensor:
+    """An image as evaluation and prediction see it, size x size, 0..255: a small one whole, of a large one the middle.
+
+    Small ones become float: rounding would set them apart from those that the network resizes itself.
+    """
+    image = to_rgb(image)
+    return to_pixels(cut(image, size)) if is_large(image) else resize(to_pixels(image), size)
+
+
+def resize(pixels: Tensor, size: int) -> Tensor:
+    """One small image, as `prepare` of the network does it with a batch."""
+    x = pixels.float()
+    if x.shape[-2:] == (size, size):
+        return x
+    return F.interpolate(x[None], (size, size), mode="bilinear", antialias=x.shape[-1] > size)[0]
+
+
+def cut(image: Image.Image, size: int, uniforms: list[float] | None = None, min_scale: float = 0.0) -> Image.Image:
     """RandomResizedCrop with the given random numbers, or (without them) the usual 224/256 centre crop."""
     width, height = image.size
-    if uniforms is None or min_scale == 0:
-        side = min(width, height) * 224 / 256
-        w = h = side
-        left, top = (width - side) / 2, (height - side) / 2
+    if uniforms is None:
+        w = h = min(width, height) * 224 / 256
+        left, top = (width - w) / 2, (height - h) / 2
     else:
         area = width * height * (min_scale + (1 - min_scale) * uniforms[2])
         ratio = (3 / 4) * (16 / 9) ** uniforms[3]  # log-uniform in 3/4..4/3
         w, h = min((area * ratio) ** 0.5, width), min((area / ratio) ** 0.5, height)
         left, top = (width - w) * uniforms[0], (height - h) * uniforms[1]
     box = (left, top, left + w, top + h)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
-
-
-def as_input(image: Image.Image, size: int) -> Tensor:
-    """One image as evaluation reads it: small ones at their own size, large ones by their centre crop."""
-    image = to_rgb(image)
-    pixels: Any = image if max(image.size) <= SMALL_SIDE else cut(image, size, None, 0.0)
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
 def crop_with_padding(images: Tensor, padding: int, u_top: Tensor, u_left: Tensor) -> Tensor:
     """Each image shifted by its own amount over a zero border; no loop over images."""
     count, channels, height, width = images.shape
-    padded = torch.nn.functional.pad(images, [padding] * 4)
+    padded = F.pad(images, [padding] * 4)
     top = (u_top * (2 * padding + 1)).long()
     left = (u_left * (2 * padding + 1)).long()
     y = top[:, None] + torch.arange(height, device=images.device)
@@ -173,6 +199,22 @@ def crop_with_padding(images: Tensor, padding: int, u_top: Tensor, u_left: Tenso
     image = torch.arange(count, device=images.device)[:, None, None, None]
     channel = torch.arange(channels, device=images.device)[None, :, None, None]
     return padded[image, channel, y[:, None, :, None], x[:, None, None, :]]
+
+
+@dataclass
+class TaskData:
+    """Rows of a split to learn from or to test on, and the model's class index of every row of that split."""
+
+    images: Images
+    rows: np.ndarray
+    classes: np.ndarray  # -1 where the model has no such class
+
+
+def select(images: Images, labels: np.ndarray, class_names: Sequence[str], index: Mapping[str, int]) -> TaskData:
+    """The rows whose class is in `index`, which says the model's class index of a name."""
+    place = np.array([index.get(name, -1) for name in class_names], dtype=np.int64)
+    classes = place[labels]
+    return TaskData(images, np.flatnonzero(classes >= 0), classes)
 
 
 class TrainPlans:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from passlora.data.sources import Rows, Split, to_rgb
+from passlora.data.rows import Rows, Split, to_rgb
 from passlora.errors import PassloraError, nearest
 
 GROUPS = {

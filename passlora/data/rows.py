@@ -1,0 +1,113 @@
+"""Where images come from, row by row, and which rows are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from passlora.errors import PassloraError
+
+TEST_SPLITS = ("test", "validation", "valid", "val", "dev")  # names that a test split may have
+
+
+class Rows(Protocol):
+    """Where images come from."""
+
+    def image(self, row: int) -> Image.Image: ...
+
+    def describe(self, row: int) -> str:
+        """How to find the row again: for error messages."""
+        ...
+
+
+@dataclass
+class ArrayRows:
+    """Images in memory."""
+
+    images: np.ndarray
+    name: str
+
+    def image(self, row: int) -> Image.Image:
+        return Image.fromarray(self.images[row])
+
+    def describe(self, row: int) -> str:
+        return f"row {row} of {self.name}"
+
+
+@dataclass
+class ChosenRows:
+    """Some rows of another source."""
+
+    source: Rows
+    chosen: np.ndarray
+
+    def image(self, row: int) -> Image.Image:
+        return self.source.image(int(self.chosen[row]))
+
+    def describe(self, row: int) -> str:
+        return self.source.describe(int(self.chosen[row]))
+
+
+@dataclass
+class Split:
+    rows: Rows
+    labels: np.ndarray  # the dataset's labels, one a row
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rgb(self, row: int) -> Image.Image:
+        """The image of a row, upright and in RGB."""
+        try:
+            return to_rgb(self.rows.image(row))
+        except Exception as error:  # Pillow raises many types on damaged files
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise PassloraError(f"cannot read {self.rows.describe(row)}: {reason}") from error
+
+
+Splits = tuple[Split, Split | None, list[str]]  # training, test if there is one, class names
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip it to white
+        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+    return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def choose(split: Split, rows: np.ndarray) -> Split:
+    return Split(ChosenRows(split.rows, rows), split.labels[rows])
+
+
+def first_classes(split: Split, count: int) -> Split:
+    rows = np.flatnonzero(split.labels < count)
+    return split if len(rows) == len(split) else choose(split, rows)
+
+
+def shuffled_by_class(split: Split, seed: int) -> Iterable[np.ndarray]:
+    generator = np.random.default_rng([seed, 0xDA7A])
+    for label in np.unique(split.labels):
+        yield generator.permutation(np.flatnonzero(split.labels == label))
+
+
+def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """A seeded stratified hold-out: `fraction` of each class, at least one image, never the last one."""
+    train, test = [], []
+    for rows in shuffled_by_class(split, seed):
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        test.append(rows[:count])
+        train.append(rows[count:])
+    if not train:
+        raise PassloraError("the dataset has no images")
+    return choose(split, np.sort(np.concatenate(train))), choose(split, np.sort(np.concatenate(test)))
+
+
+def at_most(split: Split, per_class: int | None, seed: int) -> Split:
+    """At most `per_class` rows of each class."""
+    if per_class is None or len(split) == 0:
+        return split
+    kept = np.concatenate([rows[:per_class] for rows in shuffled_by_class(split, seed)])
+    return choose(split, np.sort(kept))
