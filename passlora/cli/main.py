@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from passlora import __version__
 from passlora.cli.models import evaluate, info, learn, merge, predict, pull, push, robustness, rollback
+from passlora.cli.output import drop_unwritten_output, fail, printing_what_the_library_says
 from passlora.cli.runs import env, report, reproduce, train, validate
-from passlora.environment import is_first_process
 from passlora.errors import PassloraError, nearest
 
 # A module a command, in the order of the help. Each has add(commands), which returns its parser, and
@@ -21,6 +20,7 @@ COMMANDS = (
     *(learn, predict, evaluate, robustness, info, rollback, merge, push, pull),
     env,
 )
+RESUMABLE = ("train", "learn", "reproduce")
 
 DESCRIPTION = """\
 passlora teaches a pretrained vision model new classes, task after task, without keeping any old image.
@@ -48,45 +48,53 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        if flag.startswith("--"):
-            known = nearest(flag, known_flags(parser, arguments.command))
-            raise PassloraError(f"unknown flag {flag}{known}")
-        raise PassloraError(f"unexpected argument {flag!r}")
-    return arguments
+    if not unknown:
+        return arguments
+    flag = unknown[0].split("=")[0]
+    if flag.startswith("--"):
+        raise PassloraError(f"unknown flag {flag}{nearest(flag, known_flags(parser, arguments.command))}")
+    raise PassloraError(f"unexpected argument {flag!r}")
 
 
-def known_flags(parser: Parser, command: str) -> list[str]:
+def known_flags(parser: Parser, command: str | None) -> list[str]:
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return [option for action in commands.choices[command]._actions for option in action.option_strings]
+    chosen = parser if command is None else commands.choices[command]
+    return [option for action in chosen._actions for option in action.option_strings]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv else "passlora"
     try:
-        code = run(argv)
+        with printing_what_the_library_says():
+            code = run(argv)
+        sys.stdout.flush()  # while an error can still be told
     except PassloraError as error:
-        who = "" if is_first_process() else f" (process {os.environ['RANK']})"
-        print(f"passlora: error{who}: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = fail(str(error))
     except BrokenPipeError:  # whoever reads the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        drop_unwritten_output()
+        code = 1
+    except OSError as error:
+        if error.errno is None:  # not of the system: some libraries use this type for errors of their own
+            raise
+        place = error.filename2 or error.filename
+        code = fail(f"{command} stopped{f' at {place}' if place else ''}: {error.strerror}")
+        drop_unwritten_output()
     except KeyboardInterrupt:
-        command = (argv if argv is not None else sys.argv[1:])[:1]
         hint = "; the same command goes on (inside a task, with --save_steps or --save_epochs)"
-        print(f"\npasslora: stopped{hint if command[0] in ('train', 'learn', 'reproduce') else ''}", file=sys.stderr)
-        sys.exit(130)
+        print(f"\npasslora: stopped{hint if command in RESUMABLE else ''}", file=sys.stderr)
+        code = 130
     if code:
         sys.exit(code)
 
 
-def run(argv: Sequence[str] | None) -> int:
-    arguments = parse(argv)
+def run(argv: Sequence[str]) -> int:
+    """Parses, then hands over to the command's module; returns the exit code."""
+    parser = make_parser()
+    arguments = parse(parser, argv)
     if arguments.command is None:
-        make_parser().print_help()
+        parser.print_help()
         return 0
     return arguments.run(arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from passlora import files
 from passlora.cli.arguments import FOLDER, READING, add_command, add_data, add_model, reading_settings
 from passlora.cli.flags import add_flags, chosen_flags, describe
+from passlora.cli.output import warn
 from passlora.config.knobs import FIELDS, Config, hub_id
 from passlora.display.tables import table
 from passlora.environment import is_first_process
@@ -92,7 +92,7 @@ def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
     if lesson.continued_at is not None:
         print(f"continued a lesson that was cut off, from its step {lesson.continued_at}")
     if lesson.untested is not None:
-        print(f"passlora: learnt and saved, but not tested: {lesson.untested}", file=sys.stderr)
+        warn(f"learnt and saved, but not tested: {lesson.untested}")
     if lesson.skipped_classes:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
     names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from passlora.cli.arguments import add_command, add_model, add_task_flags, load_model
+from passlora.cli.output import warn
 from passlora.errors import PassloraError
 
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         for path, answer in zip(readable, answers, strict=True):
             writer.write(path, [(p.label, p.probability) for p in answer])
     if unreadable:
-        print(f"passlora: {unreadable} of {len(paths)} images could not be read", file=sys.stderr)
+        warn(f"{unreadable} of {len(paths)} images could not be read")
     return 1 if unreadable else 0
 
 
@@ -85,7 +86,7 @@ def read(path: Path) -> Any:
             return to_rgb(image)
     except Exception as error:  # Pillow raises many types on damaged files
         reason = "no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-        print(f"passlora: skipped {path}: {reason}", file=sys.stderr)
+        warn(f"skipped {path}: {reason}")
         return None
 
 
