@@ -10,13 +10,15 @@ import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from passlora import cli as command_line
 from passlora.cli.main import COMMANDS, main, make_parser
-from passlora.cli.runs import env
-from passlora.config.knobs import FIELDS
+from passlora.cli.models import learn
+from passlora.cli.runs import env, train
+from passlora.config.knobs import FIELDS, Config
 
 ROOT = Path(__file__).parent.parent
 
@@ -236,6 +238,38 @@ def test_output_onto_a_full_disk():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "passlora", "reproduce"], stdout=full, stderr=-1, text=True)
     assert (done.returncode, done.stderr) == (2, f"passlora: error: reproduce stopped: {os.strerror(errno.ENOSPC)}\n")
+
+
+@pytest.mark.parametrize("preset", ["pass++", "slda"])
+@pytest.mark.parametrize("data", ["digits", "./my photos"])
+def test_a_run_ends_with_the_commands_that_go_on_from_there(capsys, preset, data):
+    config = Config.make(preset=preset, num_tasks=2, dataset_name=data, output_dir="runs/x")
+    train.print_what_next(config)
+    where = " --dataset_name './my photos'" if data == "./my photos" else ""
+    again = f"again: passlora train --config runs/x/config.yaml{where} --output_dir runs/x-again\n"
+    assert capsys.readouterr().out == (
+        "\nsaved in runs/x: results.json, accuracy.png, config.yaml, one task_NN folder a task\n"
+        f"look:  passlora info runs/x\nask:   passlora predict runs/x IMAGE...\n{again}"
+    )
+    train.print_what_next(config.replace(seeds=[0, 1]))
+    saved = "\nsaved in runs/x: results.json, accuracy.png, config.yaml, one folder a run\n"
+    assert capsys.readouterr().out == saved + again
+
+
+def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
+    def printed(**measured):
+        nothing = dict.fromkeys(("old_before", "old_after", "new_after", "all_after", "continued_at", "untested"))
+        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": None}
+        learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
+        return capsys.readouterr().out.splitlines()[1:-1]
+
+    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0)
+    assert whole[-1].split() == ["all", "classes", "75.0%"] and len(whole) == 4
+    assert printed(new_after=70.0, all_after=70.0, tested_classes=1) == [
+        "new classes  70.0%",
+        "tested on 1 of 3 classes",
+    ]
+    assert printed(tested_classes=0) == printed() == []
 
 
 def test_an_interruption_says_whether_the_same_command_goes_on(cli, command, monkeypatch):

@@ -97,13 +97,16 @@ def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
     names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
     print(f"learnt {len(lesson.new_classes)} classes from {lesson.images} images in {lesson.seconds:.0f} s: {names}")
+    tested = getattr(lesson, "tested_classes", None)  # None: all of them
     shown = {
         "old classes before": lesson.old_before,
         "old classes after": lesson.old_after,
         "new classes": lesson.new_after,
-        "all classes": lesson.all_after,
+        "all classes": lesson.all_after if tested is None else None,
     }
     measured = [[what, f"{value:.1f}%"] for what, value in shown.items() if value is not None]
     if measured:
         print(table(measured))
+    if measured and tested is not None:
+        print(f"tested on {tested} of {num_classes} classes")
     print(f"{folder} knows {num_classes} classes now; ask it: passlora predict {folder} IMAGE...")

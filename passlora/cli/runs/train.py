@@ -44,11 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
 def print_what_next(config: Config) -> None:
     """Where the run lies, and the commands that go on from there."""
     folder, data = Path(config.training.output_dir), config.data.dataset_name
-    runs = config.training.seeds or config.training.class_order_seeds
-    is_model = not runs and config.method.classifier == "head"
-    where = ", one task_NN folder a task" if is_model else ", one folder a run" if runs else ""
-    print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml{where}")
-    if is_model:
+    has_runs = bool(config.training.seeds or config.training.class_order_seeds)
+    kept = "one folder a run" if has_runs else "one task_NN folder a task"
+    print(f"\nsaved in {folder}: results.json, accuracy.png, config.yaml, {kept}")
+    if not has_runs:
         print(f"look:  passlora info {folder}\nask:   passlora predict {folder} IMAGE...")
     where = f" --dataset_name {shlex.quote(data)}" if is_local(data) else ""
     print(f"again: passlora train --config {folder / layout.CONFIG}{where} --output_dir {folder}-again")
