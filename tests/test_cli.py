@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from passlora.cli.main import main
-from passlora.config import FIELDS
+from passlora import cli as command_line
+from passlora.cli.main import COMMANDS, main, make_parser
+from passlora.cli.models import learn
+from passlora.cli.runs import env, train
+from passlora.config import FIELDS, Config
+
+ROOT = Path(__file__).parent.parent
 
 
 def heavy_imports(*argv):
@@ -31,7 +41,7 @@ def heavy_imports(*argv):
         ["train", "--learning_rat", "1"],
         ["train", "--lora_r", "x"],
         ["train", "--sst", "false"],
-        ["validate", str(Path(__file__).parent.parent / "recipes/mini/digits.yaml")],
+        ["validate", str(ROOT / "recipes/mini/digits.yaml")],
     ],
     ids=" ".join,
 )
@@ -56,6 +66,7 @@ def test_help_lists_every_knob(cli):
         (["train", "--preset", "pas++"], "did you mean 'pass++'"),
         (["train", "extra"], "unexpected argument 'extra'"),
         (["trian"], "invalid choice: 'trian'"),
+        (["--versoin"], "unknown flag --versoin; did you mean '--version'?"),
         (["train", "--config", "nowhere.yaml"], "no recipe at nowhere.yaml"),
         (["train", "--dataset_name", "digits"], "how many tasks?"),
         (["train", "--lora_r"], "expected one argument"),
@@ -76,7 +87,7 @@ def test_an_unknown_key_in_a_recipe(cli, tmp_path):
 
 
 def test_validate(capsys):
-    recipe = str(Path(__file__).parent.parent / "recipes/resnet18_scratch/cifar100_t20.yaml")
+    recipe = str(ROOT / "recipes/resnet18_scratch/cifar100_t20.yaml")
     main(["validate", recipe, "--kd_weight", "3"])
     out = capsys.readouterr().out
     assert "base_classes: 40" in out and "kd_weight: 3" in out and f"passlora train --config {recipe}" in out
@@ -145,6 +156,128 @@ def test_a_tracker_that_is_not_installed(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = cli("train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
     assert code == 2 and "pip install wandb" in err
+
+
+# --- the commands --------------------------------------------------------------------------------------------------
+
+
+def test_every_module_of_a_command_is_registered():
+    found = {
+        name
+        for room in ("runs", "models")
+        for _, name, _ in pkgutil.iter_modules([f"{command_line.__path__[0]}/{room}"], f"passlora.cli.{room}.")
+    }
+    assert found == {module.__name__ for module in COMMANDS}
+
+
+@pytest.mark.parametrize("module", COMMANDS, ids=lambda module: module.__name__.rsplit(".")[-1])
+def test_every_command_explains_itself_and_is_documented(module):
+    commands = make_parser()._subparsers._group_actions[0]
+    (name,) = [name for name, parser in commands.choices.items() if parser.get_default("run") is module.run]
+    parser = commands.choices[name]
+    assert [choice.help for choice in commands._choices_actions if choice.dest == name] != [None]
+    assert parser.description and all(action.help for action in parser._actions)
+    assert any(f"passlora {name}" in page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """`passlora env` does this instead."""
+    return lambda act: monkeypatch.setattr(env, "run", lambda arguments: act() or 0)
+
+
+def raising(error):
+    def act():
+        raise error
+
+    return act
+
+
+def speak():
+    logging.getLogger("passlora").debug("thought")
+    logging.getLogger("passlora.somewhere").info("learnt %d classes", 3)
+    logging.getLogger("passlora").warning("no upload")
+
+
+def test_what_the_library_says_is_printed_once_and_only_for_the_time_of_a_command(cli, command, caplog, monkeypatch):
+    logger = logging.getLogger("passlora")
+    before = logger.handlers[:], logger.level, logger.propagate
+    command(speak)
+    for _ in range(2):
+        assert cli("env") == (0, "learnt 3 classes\n", "passlora: no upload\n")
+        assert (logger.handlers, logger.level, logger.propagate) == before
+    assert not caplog.records, "a handler of the root would say it twice"
+    monkeypatch.setenv("RANK", "1")
+    assert cli("env") == (0, "", "")
+    command(raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["env"])
+    assert (logger.handlers, logger.level, logger.propagate) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "where"), [((), ""), (("a/b.json",), " at a/b.json"), (("a/tmp", None, "a/b.json"), " at a/b.json")]
+)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_refusal_of_the_system_is_one_sentence(cli, command, number, names, where):
+    command(raising(OSError(number, os.strerror(number), *names)))
+    assert cli("env") == (2, "", f"passlora: error: env stopped{where}: {os.strerror(number)}\n")
+
+
+def test_an_error_of_a_library_that_only_looks_like_one_of_the_system_is_not_hidden(command):
+    command(raising(OSError("not a model")))
+    with pytest.raises(OSError, match="not a model"):
+        main(["env"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_output_onto_a_full_disk():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "passlora", "reproduce"], stdout=full, stderr=-1, text=True)
+    assert (done.returncode, done.stderr) == (2, f"passlora: error: reproduce stopped: {os.strerror(errno.ENOSPC)}\n")
+
+
+@pytest.mark.parametrize("preset", ["pass++", "slda"])
+@pytest.mark.parametrize("data", ["digits", "./my photos"])
+def test_a_run_ends_with_the_commands_that_go_on_from_there(capsys, preset, data):
+    config = Config.make(preset=preset, num_tasks=2, dataset_name=data, output_dir="runs/x")
+    train.print_what_next(config)
+    where = " --dataset_name './my photos'" if data == "./my photos" else ""
+    again = f"again: passlora train --config runs/x/config.yaml{where} --output_dir runs/x-again\n"
+    assert capsys.readouterr().out == (
+        "\nsaved in runs/x: results.json, accuracy.png, config.yaml, one task_NN folder a task\n"
+        f"look:  passlora info runs/x\nask:   passlora predict runs/x IMAGE...\n{again}"
+    )
+    train.print_what_next(config.replace(seeds=[0, 1]))
+    saved = "\nsaved in runs/x: results.json, accuracy.png, config.yaml, one folder a run\n"
+    assert capsys.readouterr().out == saved + again
+
+
+def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
+    def printed(**measured):
+        nothing = dict.fromkeys(("old_before", "old_after", "new_after", "all_after", "continued_at", "untested"))
+        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": None}
+        learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
+        return capsys.readouterr().out.splitlines()[1:-1]
+
+    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0)
+    assert whole[-1].split() == ["all", "classes", "75.0%"] and len(whole) == 4
+    assert printed(new_after=70.0, all_after=70.0, tested_classes=1) == [
+        "new classes  70.0%",
+        "tested on 1 of 3 classes",
+    ]
+    assert printed(tested_classes=0) == printed() == []
+
+
+def test_an_interruption_says_whether_the_same_command_goes_on(cli, command, monkeypatch):
+    command(raising(KeyboardInterrupt()))
+    assert cli("env") == (130, "", "\npasslora: stopped\n")
+    monkeypatch.setattr("passlora.cli.runs.train.run", lambda arguments: raising(KeyboardInterrupt())())
+    code, _, err = cli("train")
+    assert code == 130 and "stopped; the same command goes on" in err
 
 
 def test_a_reader_who_has_seen_enough():

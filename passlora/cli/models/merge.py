@@ -1,0 +1,39 @@
+"""passlora merge: plain weights, for serving without peft."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from passlora.cli.arguments import add_command, add_model, add_task_flags, load_model
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser = add_command(
+        commands,
+        "merge",
+        "fold the adapter into plain weights, for serving without peft",
+        "Write a folder with the backbone, adapter folded in, and the head as its classifier.",
+    )
+    add_model(parser)
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument(
+        "--format",
+        choices=["timm", "transformers"],
+        default="timm",
+        help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
+        "pipeline('image-classification', model='OUT') does, after import passlora, with the ensemble of rotations "
+        "inside (default: timm)",
+    )
+    add_task_flags(parser)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    out = arguments.out
+    load_model(arguments).merge(out, arguments.format)
+    if arguments.format == "timm":
+        print(f"saved in {out}; read it with timm.create_model('local-dir:{out}', pretrained=True)")
+    else:
+        print(f"saved in {out}; after import passlora, read it with pipeline('image-classification', model='{out}')")
+    return 0

@@ -1,0 +1,1 @@
+"""Commands on runs: train, validate, reproduce, report, env."""
