@@ -116,7 +116,7 @@ def check_inside(path: Path, root: Path) -> None:
 def read_tensors(
     root: Path, path: Path, forms: dict[str, Tensor], digest: str | None = None, prefix: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors that `forms` name, of their shapes and types (with `prefix`: their first rows), from inside `root`."""
+    """The tensors that `forms` name, of their shapes and types (`prefix`: their first rows), from inside `root`."""
     from safetensors import SafetensorError, safe_open
 
     check_inside(path, root)

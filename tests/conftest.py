@@ -114,8 +114,8 @@ def bf16_works():
 HOLD = """
 import sys, time
 from pathlib import Path
-from passlora.folder import store
-with store.lock(Path(sys.argv[1])):
+from passlora.folder.lock import lock
+with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from passlora.folder.store import Form, read_tensors
 from safetensors.torch import save_file
 
 from passlora import Config, PassloraError
 from passlora.folder.manifest import MANIFEST, Manifest, TaskEntry, check, read_manifest, settings_of, to_json
-from passlora.folder.store import Form, read_tensors
 
 GOOD = to_json(
     Manifest(settings_of(Config.make(num_tasks=2)), [TaskEntry(["a", "b"], "2026-01-01", 50.0), TaskEntry(["c"], "")])

@@ -16,6 +16,7 @@ from passlora import Config
 from passlora.data.batches import Images
 from passlora.data.dataset import load_dataset
 from passlora.training.learner import Learner, TaskData
+from passlora.training.steps import Hooks
 
 RECORDED = Path(__file__).parent / "reference_losses.json"
 DIGITS = {
@@ -47,7 +48,7 @@ def losses_of(run: str, **changes) -> list[float]:
     for classes in (range(6), range(6, 10)):
         rows = np.flatnonzero(np.isin(split.labels, classes))
         data = TaskData(images, rows, split.labels)
-        learner.learn(data, len(classes), lambda log: steps.extend(log.steps))
+        learner.learn(data, len(classes), Hooks(lambda log: steps.extend(log.steps)))
     return steps
 
 

@@ -71,8 +71,8 @@ def results(row: Row, whole: dict[str, Any]) -> Measured:
 
 
 def model_after(config: Config, task: int | None = None) -> Learner:
-    where = {"model_name_or_path": config.model.model_name_or_path}
-    return PassLora.from_pretrained(config.training.output_dir, task, **where).learner
+    backbone = config.model.model_name_or_path
+    return PassLora.from_pretrained(config.training.output_dir, task, model_name_or_path=backbone).learner
 
 
 def task_data(split: Split, classes: np.ndarray, rows: np.ndarray, learner: Learner) -> TaskData:

@@ -489,7 +489,7 @@ def render(runs: list[Run]) -> str:
 def save_plots(runs: list[Run], folder: Path) -> None:
     """The page's pictures as files for a paper."""
     from passlora.display import figures
-    from passlora.training.metrics import Evaluation
+    from passlora.training.evaluation import Evaluation
 
     run, results = runs[0], dict(runs[0].results)
     results["preset"], *others = methods(runs)

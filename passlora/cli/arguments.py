@@ -8,7 +8,7 @@ from typing import Any
 
 from passlora.cli.flags import chosen_flags
 from passlora.config import FIELDS, Config, hub_id
-from passlora.folder import store
+from passlora.folder.lock import check_links
 from passlora.folder.manifest import AUGMENTATION, read_manifest
 
 FOLDER = "a model's folder, such as runs/digits"
@@ -69,5 +69,5 @@ def evaluation_folder(arguments: argparse.Namespace) -> Path:
     """Where a look at a model leaves its files: --output_dir, its folder `eval`, or beside us for one on the Hub."""
     here, is_remote = Path(arguments.model), hub_id(arguments.model) is not None
     if arguments.output_dir is None and not is_remote:
-        store.check_links(here)
+        check_links(here)
     return Path(arguments.output_dir or (f"{here.name}-eval" if is_remote else here / "eval"))

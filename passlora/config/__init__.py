@@ -1,6 +1,15 @@
 """Every knob with its help, presets, YAML and command line; nothing heavy is imported."""
 
-from passlora.config.config import FIELDS, GROUPS, Config, Knob, NewModelSettings, applicable, under_preset
+from passlora.config.config import (
+    FIELDS,
+    GROUPS,
+    Config,
+    Knob,
+    LessonSettings,
+    NewModelSettings,
+    applicable,
+    under_preset,
+)
 from passlora.config.data import DataConfig, ReadingSettings, ScenarioConfig
 from passlora.config.load import LOCAL_DATA, is_local, load, read_yaml, without_data_path
 from passlora.config.method import NEEDS, NUM_ROTATIONS, ROTATED_INFERENCE, MethodConfig, MethodSettings
@@ -23,6 +32,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "Knob",
+    "LessonSettings",
     "MethodConfig",
     "MethodSettings",
     "ModelConfig",

@@ -31,6 +31,12 @@ class NewModelSettings(ModelSettings, MethodSettings, ReadingSettings, TrainingS
     """What a new model can be given."""
 
 
+class LessonSettings(ReadingSettings, TrainingSettings, total=False):
+    """What a lesson of a model that is there can be given."""
+
+    model_name_or_path: str  # where the backbone lies, if it came from a file
+
+
 @dataclass(frozen=True)
 class Knob:
     group: str

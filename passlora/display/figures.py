@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def save(figure: Any, path: Path) -> None:
     files.write(path, lambda temporary: figure.savefig(temporary, dpi=150))
 
 
-def accuracy_curves(results: dict[str, Any], path: Path) -> None:
+def accuracy_curves(results: Mapping[str, Any], path: Path) -> None:
     """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
     figure = new_figure(6, 3.8)
     axes = figure.subplots()
@@ -44,7 +45,7 @@ def accuracy_curves(results: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
+def accuracy_matrix(results: Mapping[str, Any], path: Path) -> None:
     """Accuracy on each task after each task, as a heat map."""
     matrix = results["accuracy_matrix"]
     tasks = len(matrix)

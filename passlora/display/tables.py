@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -19,7 +20,7 @@ def table(rows: list[list[str]], text_columns: tuple[int, ...] = (0,)) -> str:
     return "\n".join(lines)
 
 
-def final_table(results: dict[str, Any]) -> str:
+def final_table(results: Mapping[str, Any]) -> str:
     """Accuracy on each task after each task, then the headline numbers beside the compared presets."""
     matrix = results["accuracy_matrix"]
     head = ["accuracy % on", *(f"task {i}" for i in range(len(matrix))), "all seen"]
@@ -30,7 +31,7 @@ def final_table(results: dict[str, Any]) -> str:
     return f"\n{results['preset']} ({results['inference']} inference)\n{table(rows)}\n\n{headline(results)}"
 
 
-def headline(results: dict[str, Any]) -> str:
+def headline(results: Mapping[str, Any]) -> str:
     rows = [["", "last", "avg", "forgetting", "seconds"]]
     for name, part in each_method(results):
         seconds = f"{part['seconds']:.0f}" if "seconds" in part else ""
@@ -38,7 +39,7 @@ def headline(results: dict[str, Any]) -> str:
     return table(rows)
 
 
-def each_method(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def each_method(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The run under each of its inference modes, then the compared presets."""
     preset, main = results["preset"], results["inference"]
     rows = [(preset, results)]
@@ -48,14 +49,14 @@ def each_method(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def seeds_table(results: dict[str, Any]) -> str:
+def seeds_table(results: Mapping[str, Any]) -> str:
     rows = [[f"{len(results['runs'])} runs, mean +- deviation", "last", "avg", "forgetting"]]
     for name, part in each_method(results):
         rows.append([name, *(f"{part[k]:.2f} +- {part['std'][k]:.2f}" for k in ("last", "avg", "forgetting"))])
     return "\n" + table(rows)
 
 
-def matrix_csv(results: dict[str, Any]) -> str:
+def matrix_csv(results: Mapping[str, Any]) -> str:
     tasks = len(results["accuracy_matrix"])
     lines = [",".join(["after_task", *(f"task_{i}" for i in range(tasks)), "all_seen"])]
     for task, values in enumerate(results["accuracy_matrix"]):

@@ -8,9 +8,8 @@ from typing import Any
 
 from passlora.config import FIELDS
 from passlora.errors import PassloraError
-from passlora.files import write_tensors
+from passlora.files import check_finite, write_tensors
 from passlora.folder.layout import CHECKPOINT
-from passlora.files import check_finite
 
 # Settings that a run, or a lesson, may be continued with in another value: they change no result.
 MAY_CHANGE = (
@@ -32,7 +31,10 @@ MAY_CHANGE = (
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Settings that differ, other than those that may; empty if none does."""
-    known = {**{name: knob.default for name, knob in FIELDS.items()}, **before}  # a knob that came later had its default
+    known = {
+        **{name: knob.default for name, knob in FIELDS.items()},
+        **before,
+    }  # a knob that came later had its default
     changed = [key for key in now if now[key] != known.get(key) and key not in MAY_CHANGE]
     return "; ".join(f"{key} was {known.get(key)}, is {now[key]}" for key in changed[:5])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from passlora.errors import PassloraError
-from passlora.files import write_json, write_tensors
+from passlora.files import digest_of, read_tensors, write_json, write_tensors
 from passlora.folder.layout import (
     ADAPTER,
     BACKBONE,
@@ -25,7 +25,6 @@ from passlora.folder.layout import (
     task_folder,
 )
 from passlora.folder.manifest import FORMAT_VERSION, Manifest, differing, read_manifest, write_manifest
-from passlora.files import digest_of, read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from passlora.errors import PassloraError
 from passlora.folder import format1, tasks
 from passlora.folder.layout import BACKUP, task_folder, task_number
-from passlora.folder.results import trim_results
 from passlora.folder.manifest import Manifest, read_manifest, write_manifest
+from passlora.folder.results import trim_results
 
 if TYPE_CHECKING:
     from passlora.training.learner import Learner
@@ -85,4 +85,3 @@ def check_no_rollback(folder: Path) -> None:
             f"{folder} is rolled back and not confirmed: passlora rollback {folder} --prune confirms, "
             f"passlora rollback {folder} --to_task N goes elsewhere"
         )
-

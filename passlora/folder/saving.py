@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passlora.errors import PassloraError
+from passlora.files import TEMPORARY
 from passlora.folder.layout import (
     BACKUP,
     CARD,
@@ -22,7 +23,6 @@ from passlora.folder.layout import (
     task_folder,
     task_number,
 )
-from passlora.files import TEMPORARY
 from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, write_manifest
 from passlora.folder.tasks import remove_task, write_task
 

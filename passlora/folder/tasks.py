@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passlora.errors import PassloraError
-from passlora.files import TEMPORARY, write_json, write_tensors
+from passlora.files import TEMPORARY, check_finite, check_inside, digest_of, read_tensors, write_json, write_tensors
 from passlora.folder.layout import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -23,7 +23,6 @@ from passlora.folder.layout import (
     task_folder,
 )
 from passlora.folder.manifest import Manifest, TaskEntry, check_settings, differing
-from passlora.files import check_finite, check_inside, digest_of, read_tensors
 
 if TYPE_CHECKING:
     from passlora.training.learner import TaskState

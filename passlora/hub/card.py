@@ -70,6 +70,12 @@ def render(folder: Path, manifest: Manifest, repo_id: str | None = None, cards: 
     return "\n\n".join(sections) + "\n" + notes
 
 
+def is_only_metadata(path: Path) -> bool:
+    """Whether a card has front matter and no text, as one that the website makes with a new repository."""
+    text = path.read_bytes()[:MAX_BYTES].decode("utf-8", errors="replace")
+    return not re.sub(r"^---\n.*?\n---\n?", "", text, count=1, flags=re.S).strip()
+
+
 def kept(path: Path) -> tuple[str | None, str]:
     """What a person may have written into the card there is: a licence, and notes at its end."""
     import yaml

@@ -14,8 +14,8 @@ from passlora.folder import format1, saving
 from passlora.folder.history import check_no_rollback
 from passlora.folder.layout import CARD, MANIFEST, PROTOTYPES, task_folder
 from passlora.folder.lock import lock
-from passlora.folder.tasks import check_digests
 from passlora.folder.manifest import MAX_BYTES, Manifest, read_manifest
+from passlora.folder.tasks import check_digests
 from passlora.hub.card import render
 from passlora.hub.names import check_repo_id, is_ours, model_files, talking_about, task_files
 

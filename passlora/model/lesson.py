@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
-from passlora.data.batches import Images
-from passlora.data.dataset import TaskData, read_splits, select
+from passlora.data.batches import Images, TaskData, select
+from passlora.data.dataset import read_splits
 from passlora.errors import PassloraError
 from passlora.training import metrics
 from passlora.training.evaluation import Evaluation
@@ -103,10 +104,12 @@ def rows_of(images: Images, class_names: list[str], index: dict[str, int], first
     return select(images, images.split.labels, class_names, wanted)
 
 
-def describe_lesson(config: Config, reading: dict[str, Any], data: LoadedData, new: list[str], images: int, processes: int) -> dict[str, Any]:
+def describe_lesson(
+    config: Config, reading: dict[str, Any], data: LoadedData, lesson: Lesson, processes: int
+) -> dict[str, Any]:
     """What a checkpoint keeps of the lesson it was taken in: only the same lesson goes on from there."""
     about = without_data_path({**config.flat(), **reading, "dataset_name": data.name})
-    about |= {"classes": new, "images": images, "processes": processes}
+    about |= {"classes": lesson.new_classes, "images": lesson.images, "processes": processes}
     return {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
 
 
@@ -117,6 +120,4 @@ def public_name(data: LoadedData) -> str | None:
 
 def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
     """The model's augmentation with another dataset."""
-    import dataclasses
-
     return dataclasses.replace(config.data, dataset_name=str(data), **settings)

@@ -13,7 +13,8 @@ from PIL import Image
 from passlora.config import FIELDS, Config
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
-from passlora.data.dataset import Split, at_most, read_splits
+from passlora.data.dataset import read_splits
+from passlora.data.rows import Split, at_most
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
 from passlora.folder import format1, history, manifest, saving
@@ -164,9 +165,7 @@ class PassLora:
         if not self.classes:
             raise PassloraError("the model has learnt nothing yet")
         several = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else images
-        return predictions(
-            self.learner, self.classes, map(as_picture, several), top_k, self._mode(views), batch_size
-        )
+        return predictions(self.learner, self.classes, map(as_picture, several), top_k, self._mode(views), batch_size)
 
     def _mode(self, views: int | None) -> str:
         method = self.learner.config.method
@@ -177,30 +176,27 @@ class PassLora:
             raise PassloraError(f"views must be {only}, got {views}")
         return "single" if views == 1 else "multiview"
 
-    def evaluate(
-        self, data: str | Path, max_test_per_class: int | None = None, **settings: Unpack[ReadingSettings]
-    ) -> Evaluation:
+    def evaluate(self, data: str | Path, **settings: Unpack[ReadingSettings]) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
-        return self._evaluate(*self._test_split(data, max_test_per_class, dict(settings)))
+        return self._evaluate(*self._test_split(data, dict(settings)))
 
     def robustness(
         self,
         data: str | Path,
         severity: int = 1,
         corruptions: Iterable[str] = CORRUPTIONS,
-        max_test_per_class: int | None = None,
         **settings: Unpack[ReadingSettings],
     ) -> Iterator[tuple[str, Evaluation]]:
         """As `evaluate`: first on the images as they are ("clean"), then under each corruption (docs/analysis.md)."""
         names = tuple(corruptions)
         check(names, severity)
-        split, classes = self._test_split(data, max_test_per_class, dict(settings))
+        split, classes = self._test_split(data, dict(settings))
         yield "clean", self._evaluate(split, classes)
         for name in names:
             yield name, self._evaluate(corrupted(split, name, severity), classes)
 
-    def _test_split(self, data: str | Path, at_most_each: int | None, settings: dict[str, Any]) -> tuple[Split, list[str]]:
-        config = data_config(self.learner.config, data, {**settings, "max_test_per_class": at_most_each})
+    def _test_split(self, data: str | Path, settings: dict[str, Any]) -> tuple[Split, list[str]]:
+        config = data_config(self.learner.config, data, settings)
         train, test, names = read_splits(config, self.classes)
         split = at_most(train if test is None else test, config.max_test_per_class, self.learner.config.training.seed)
         unknown = [names[label] for label in np.unique(split.labels) if names[label] not in self.classes]
@@ -276,8 +272,8 @@ class PassLora:
             with lock(folder):
                 write_card(folder, history.rollback(folder, to_task))
         self.learner.accelerator.wait_for_everyone()
-        where = {"model_name_or_path": self.learner.config.model.model_name_or_path}
-        model = PassLora.from_pretrained(folder, accelerator=self.learner.accelerator, **where)
+        backbone = self.learner.config.model.model_name_or_path
+        model = PassLora.from_pretrained(folder, accelerator=self.learner.accelerator, model_name_or_path=backbone)
         self.learner, self.tasks = model.learner, model.tasks
 
     def prune(self) -> list[str]:
@@ -309,4 +305,3 @@ class PassLora:
         is inside.
         """
         export.merge(self.learner, self.classes, Path(out), format)
-

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from passlora.data.batches import as_input
-from passlora.data.dataset import to_rgb
+from passlora.data.rows import to_rgb
 from passlora.errors import PassloraError
 from passlora.training.learner import Learner
 

@@ -90,7 +90,7 @@ def continuation(learner: Learner, task: int, plan: Plan, lesson: Lesson) -> tup
     if folder is None:
         return None, hooks
     processes = learner.accelerator.num_processes
-    about = describe_lesson(learner.config, plan.reading, plan.data, lesson.new_classes, lesson.images, processes)
+    about = describe_lesson(learner.config, plan.reading, plan.data, lesson, processes)
     checkpoint = read_checkpoint(folder, task, about)
     lesson.continued_at = None if checkpoint is None else int(checkpoint["step"])
 

@@ -111,6 +111,11 @@ class Backbone(nn.Module):
 
         return get_peft_model_state_dict(self.body, adapter_name="default", save_embedding_layers=False)
 
+    @property
+    def adapter_config(self) -> Any:
+        """peft's own, or None without LoRA."""
+        return self.body.peft_config["default"] if self.has_lora else None
+
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """What `state` gave; names and shapes are the caller's to check."""
         if not self.has_lora:

@@ -37,9 +37,7 @@ class Network(nn.Module):
         return max(self.classifier.num_views(mode) for mode in modes)
 
     @torch.no_grad()
-    def features(
-        self, images: Tensor, views: int = 1, precision: AbstractContextManager[Any] | None = None
-    ) -> Tensor:
+    def features(self, images: Tensor, views: int = 1, precision: AbstractContextManager[Any] | None = None) -> Tensor:
         """Pixels (n, 3, height, width) in 0..255 -> features (n, views, d) in float32.
 
         `precision` (an autocast) covers the backbone alone: logits are float32, so that near ties stay apart.

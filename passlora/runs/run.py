@@ -87,8 +87,7 @@ def train_one(config: Config, folder: Path, root: Path, accelerator: Accelerator
         uploads = Uploads(folder, str(training.hub_model_id), training.hub_private_repo)
     results = stream.run(config, folder, config.method.preset, uploads)
     results["compare"] = {
-        preset: stream.run(config.as_preset(preset), folder / "compare" / preset, preset)
-        for preset in training.compare
+        preset: stream.run(config.as_preset(preset), folder / "compare" / preset, preset) for preset in training.compare
     }
     if accelerator.is_main_process:
         check_still_there(root)

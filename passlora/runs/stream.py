@@ -12,8 +12,8 @@ import numpy as np
 from accelerate import Accelerator
 
 from passlora.config import Config
-from passlora.data.batches import Images
-from passlora.data.dataset import Dataset, TaskData
+from passlora.data.batches import Images, TaskData
+from passlora.data.dataset import Dataset
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
 from passlora.folder.layout import MANIFEST
@@ -61,11 +61,9 @@ class Stream:
     def data(self, image_size: int, config: Config) -> LoadedData:
         """Decoded once for all tasks, and for every method that reads images of this size."""
         if image_size not in self.loaded:
-            images = [
-                Images(split, image_size, config.data, what)
-                for split, what in ((self.dataset.train, "training images"), (self.dataset.test, "test images"))
-            ]
-            self.loaded[image_size] = LoadedData(self.dataset.name, *images, self.dataset.class_names)
+            train = Images(self.dataset.train, image_size, config.data, "training images")
+            test = Images(self.dataset.test, image_size, config.data, "test images")
+            self.loaded[image_size] = LoadedData(self.dataset.name, train, test, self.dataset.class_names)
         return self.loaded[image_size]
 
     def run(self, config: Config, folder: Path, name: str, uploads: Uploads | None = None) -> Results:
@@ -97,8 +95,8 @@ class Method:
         self.began = time.perf_counter() - record.seconds
         self.scenario, self.accelerator = stream.scenario, stream.accelerator
         if record.tasks_done:
-            where = {"model_name_or_path": config.model.model_name_or_path}
-            self.model = PassLora.from_pretrained(folder, accelerator=self.accelerator, **where)
+            backbone = config.model.model_name_or_path
+            self.model = PassLora.from_pretrained(folder, accelerator=self.accelerator, model_name_or_path=backbone)
             self.model.learner.config = config  # the run's own: what a model keeps is less
         else:
             self.model = PassLora.from_config(config, self.accelerator)

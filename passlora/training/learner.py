@@ -13,15 +13,14 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from passlora.config import Config
-from passlora.data.batches import augmented_plans, eval_plans
-from passlora.data.dataset import TaskData
+from passlora.data.batches import TaskData, augmented_plans, eval_plans
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 from passlora.method.classifiers import Head, make_classifier
 from passlora.method.features import Batch as FeatureBatch
 from passlora.method.features import TaskFeatures
 from passlora.method.memory import Memory
-from passlora.network.factory import make_backbone
+from passlora.network.backbone import make_backbone
 from passlora.network.network import Network
 from passlora.training.accelerator import agree
 from passlora.training.evaluation import CALIBRATION_BINS, Evaluation, tally
@@ -55,7 +54,9 @@ class Learner:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def learn(self, data: TaskData, new_classes: int, hooks: Hooks | None = None, checkpoint: State | None = None) -> None:
+    def learn(
+        self, data: TaskData, new_classes: int, hooks: Hooks | None = None, checkpoint: State | None = None
+    ) -> None:
         """Grow, train on the new classes if this task adapts the network, then remember them or fit the classifier.
 
         `checkpoint`, one of those that `hooks` were given, continues where it was taken.
@@ -144,13 +145,13 @@ class Learner:
         """A copy of what the tasks so far have left."""
         backbone, classifier = self.network.backbone, self.network.classifier
         memory = copied(self.memory.state_dict()) if classifier.trained else {}
-        return TaskState(
-            copied(backbone.state()), copied(classifier.state_dict()), memory, backbone.adapter_config
-        )
+        return TaskState(copied(backbone.state()), copied(classifier.state_dict()), memory, backbone.adapter_config)
 
     def forms(self, classes: int) -> TaskState:
         """What `state` holds with so many classes, as tensors without data."""
-        backbone = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.network.backbone.state().items()}
+        backbone = {
+            name: torch.empty_like(tensor, device="meta") for name, tensor in self.network.backbone.state().items()
+        }
         memory = self.memory.forms(classes) if self.network.classifier.trained else {}
         return TaskState(backbone, self.network.classifier.forms(classes), memory)
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from passlora.config import Config
-from passlora.data.batches import Batch, TrainPlans, generator
-from passlora.data.dataset import TaskData
+from passlora.data.batches import Batch, TaskData, TrainPlans, generator
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 from passlora.method.classifiers import Head

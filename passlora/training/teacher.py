@@ -9,8 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from passlora.config import Config
-from passlora.data.batches import Batch, eval_plans
-from passlora.data.dataset import TaskData
+from passlora.data.batches import Batch, TaskData, eval_plans
 from passlora.display.progress import progress
 from passlora.method.views import rotate
 from passlora.network.network import Network

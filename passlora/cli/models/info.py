@@ -10,7 +10,7 @@ from typing import Any
 from passlora.cli.arguments import add_command, add_model, add_revision
 from passlora.config import hub_id
 from passlora.display.tables import table
-from passlora.folder import store
+from passlora.folder import saving
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -26,11 +26,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     name, repo_id = arguments.model, hub_id(arguments.model)
     if repo_id is not None:
-        from passlora.hub import hub
+        from passlora.hub import pull
 
-        about = hub.describe_remote(repo_id, arguments.revision)
+        about = pull.describe_remote(repo_id, arguments.revision)
     else:
-        about = store.describe(Path(name))
+        about = saving.describe(Path(name))
     if arguments.json:
         print(json.dumps(about, indent=2))
     else:

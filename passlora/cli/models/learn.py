@@ -9,13 +9,14 @@ from typing import Any
 
 from passlora import files
 from passlora.cli.arguments import FOLDER, READING, add_command, add_data, add_model, reading_settings
-from passlora.cli.flags import add_flags, chosen_flags, describe
+from passlora.cli.flags import add_flags, chosen_flags
 from passlora.cli.output import warn
-from passlora.config import FIELDS, Config, hub_id
+from passlora.config import FIELDS, Config, describe, hub_id
 from passlora.display.tables import table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError
-from passlora.folder import store
+from passlora.folder import history, saving
+from passlora.folder.lock import lock
 from passlora.folder.manifest import AUGMENTATION, BUDGET, LEARN_BUDGET, MANIFEST, read_manifest
 
 # Settled for good when a model is made.
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder, reading = Path(arguments.model), reading_settings(arguments)
     flags = {name: value for name, value in chosen_flags(arguments).items() if name not in reading}
     check_can_learn(folder, flags)  # before anything is written, and before the seconds that torch takes
-    with store.lock(folder) if is_first_process() else nullcontext():
+    with lock(folder) if is_first_process() else nullcontext():
         exists = check_can_learn(folder, flags)  # another process may have been faster
         if is_first_process():
             files.tidy(folder)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         from passlora.model.passlora import PassLora
 
         model = PassLora.from_pretrained(folder, **flags) if exists else PassLora.create(**flags)
-        lesson = model.learn(arguments.data, arguments.on_known, folder, **reading)
+        lesson = model.learn(arguments.data, on_known=arguments.on_known, folder=folder, **reading)
         model.save_pretrained(folder)
     if not is_first_process():
         return 0
@@ -77,13 +78,13 @@ def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
                 f"there, make the folder {folder.parent} first"
             )
         Config.make(**{**flags, "num_tasks": 1})
-        store.check_new_model(folder)
+        saving.check_new_model(folder)
         return False
     settled = [name for name in flags if name in BORN_WITH and name != "model_name_or_path"]
     if settled:
         raise PassloraError(f"{settled[0]} was settled when {folder} was made: leave it out")
     read_manifest(folder).config(**flags)
-    store.check_no_rollback(folder)
+    history.check_no_rollback(folder)
     return True
 
 
@@ -97,16 +98,15 @@ def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
     names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
     print(f"learnt {len(lesson.new_classes)} classes from {lesson.images} images in {lesson.seconds:.0f} s: {names}")
-    tested = getattr(lesson, "tested_classes", None)  # None: all of them
     shown = {
         "old classes before": lesson.old_before,
         "old classes after": lesson.old_after,
         "new classes": lesson.new_after,
-        "all classes": lesson.all_after if tested is None else None,
+        "all classes": lesson.all_after,
     }
     measured = [[what, f"{value:.1f}%"] for what, value in shown.items() if value is not None]
     if measured:
         print(table(measured))
-    if measured and tested is not None:
-        print(f"tested on {tested} of {num_classes} classes")
+    if 0 < lesson.tested_classes < num_classes:
+        print(f"tested on {lesson.tested_classes} of {num_classes} classes")
     print(f"{folder} knows {num_classes} classes now; ask it: passlora predict {folder} IMAGE...")

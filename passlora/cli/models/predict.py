@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def find_images(names: list[str]) -> Iterator[Path]:
     """Files as named; folders in order of their files' names."""
-    from passlora.data.sources import is_image
+    from passlora.data.image_folder import is_image
 
     for name in names:
         path = Path(name)
@@ -79,7 +79,7 @@ def read(path: Path) -> Any:
     """The image in RGB, or None after saying why not."""
     from PIL import Image
 
-    from passlora.data.sources import to_rgb
+    from passlora.data.rows import to_rgb
 
     try:
         with Image.open(path) as image:

@@ -24,11 +24,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from passlora.hub import hub
+    from passlora.hub import names, pull
 
-    hub.check_repo_id(arguments.repo)
+    names.check_repo_id(arguments.repo)
     folder = Path(arguments.folder or arguments.repo.split("/")[-1])
-    manifest = hub.pull(arguments.repo, folder, arguments.revision)
+    manifest = pull.pull(arguments.repo, folder, arguments.revision)
     print(f"{folder} knows {len(manifest.classes)} classes from {len(manifest.tasks)} tasks")
     print(f"look: passlora info {folder}")
     return 0

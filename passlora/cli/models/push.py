@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from passlora.cli.arguments import FOLDER, add_command, add_model
-from passlora.folder import store
+from passlora.folder.lock import lock
 from passlora.folder.manifest import read_manifest
 
 
@@ -31,12 +31,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.model)
     read_manifest(folder)  # nothing is made where there is no model
-    from passlora.hub import hub
+    from passlora.hub.push import push
 
-    with store.lock(folder):
-        done = hub.push(
-            folder, arguments.repo, arguments.private, arguments.revision, arguments.create_pr, arguments.force
-        )
+    with lock(folder):
+        done = push(folder, arguments.repo, arguments.private, arguments.revision, arguments.create_pr, arguments.force)
     if arguments.create_pr:
         print(f"opened {done.url}")
     elif not done.changed:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from passlora.cli.arguments import FOLDER, add_command, add_model
-from passlora.folder import layout, store
+from passlora.folder import history, layout
+from passlora.folder.lock import lock
 from passlora.folder.manifest import read_manifest
 
 
@@ -31,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     read_manifest(folder)  # nothing is made where there is no model
     from passlora.hub.card import write_card
 
-    with store.lock(folder):
+    with lock(folder):
         if arguments.prune:
-            gone = store.prune(folder)
+            gone = history.prune(folder)
             print(f"deleted: {', '.join(gone)}" if gone else "nothing to delete")
             return 0
-        manifest = store.rollback(folder, arguments.to_task)
+        manifest = history.rollback(folder, arguments.to_task)
         write_card(folder, manifest)
     print(f"{folder} is what it was after task {arguments.to_task}: {len(manifest.classes)} classes")
     if (folder / layout.BACKUP).is_file():

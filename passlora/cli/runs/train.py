@@ -11,7 +11,8 @@ from passlora.cli.arguments import add_command
 from passlora.cli.flags import add_flags, chosen_flags
 from passlora.config import FIELDS, Config, is_local, load
 from passlora.environment import is_first_process
-from passlora.folder import layout, store
+from passlora.folder import layout
+from passlora.runs.folder import check_run
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config, chosen_flags(arguments))
     if is_first_process():  # refuse before the seconds that torch takes
         folder = Path(config.training.output_dir)
-        store.check_run(folder, config.flat(), config.training.overwrite_output_dir)
+        check_run(folder, config.flat(), config.training.overwrite_output_dir)
     from passlora.runs.run import train
 
     train(config)

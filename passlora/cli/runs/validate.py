@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from passlora.cli.arguments import add_command
-from passlora.cli.flags import add_flags, chosen_flags, describe
-from passlora.config import FIELDS, load
+from passlora.cli.flags import add_flags, chosen_flags
+from passlora.config import FIELDS, describe, load
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
