@@ -23,11 +23,14 @@ from passlora.config import FIELDS, Config
 ROOT = Path(__file__).parent.parent
 
 
+HEAVY = ("torch", "timm", "peft", "transformers", "accelerate", "datasets", "matplotlib")
+
+
 def heavy_imports(*argv):
     """Run the command in a fresh interpreter, and tell which heavy packages it imported."""
     code = (
         "import sys\nfrom passlora.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "print('HEAVY', [m for m in {'torch', 'timm', 'peft', 'datasets', 'matplotlib'} & set(sys.modules)])"
+        f"print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
     return done.stdout
@@ -233,7 +236,7 @@ def test_an_error_of_a_library_that_only_looks_like_one_of_the_system_is_not_hid
         main(["env"])
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="only Linux has a disk that is always full")
 def test_output_onto_a_full_disk():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "passlora", "reproduce"], stdout=full, stderr=-1, text=True)
