@@ -26,7 +26,8 @@ from passlora.config.knobs import NUM_ROTATIONS
 from passlora.data.batches import as_input
 from passlora.errors import PassloraError
 from passlora.method.views import class_scores, rotate
-from passlora.network.backbone import as_pixel, prepare, rebuild
+from passlora.network.backbone import as_pixel, prepare
+from passlora.network.factory import rebuild
 
 
 class PassLoraConfig(PretrainedConfig):

@@ -30,7 +30,7 @@ from passlora.folder import layout, store
 from passlora.folder.manifest import LEARN_BUDGET, Manifest, TaskEntry, now, read_manifest, settings_of
 from passlora.hub import hub
 from passlora.hub.card import write_card
-from passlora.network.backbone import RESNET18
+from passlora.network.factory import RESNET18
 from passlora.training import metrics
 from passlora.training.learner import Learner, TaskData
 from passlora.training.metrics import Evaluation
@@ -391,8 +391,8 @@ class PassLora:
         """The adapter folded into plain weights, for serving without peft, as a new folder.
 
         timm: `timm.create_model("local-dir:OUT", pretrained=True)` reads it, without passlora. Its logits are those of
-        all nodes: with rotations, class c of the upright image is node 4c. transformers: after `import passlora`,
-        `AutoModelForImageClassification` and `pipeline` read it; the ensemble of rotations is inside.
+        all nodes: with rotations, class c of the upright image is node 4c. transformers: after
+        `import passlora.serving`, `AutoModelForImageClassification` and `pipeline` read it, with the rotations inside.
         """
         out = Path(out)
         if format not in ("timm", "transformers"):

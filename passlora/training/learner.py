@@ -27,7 +27,7 @@ from passlora.errors import PassloraError
 from passlora.method.memory import Memory, Statistics
 from passlora.method.objective import Losses, logit_losses, objective
 from passlora.method.views import nodes, rotate
-from passlora.network.backbone import make_backbone
+from passlora.network.factory import make_backbone
 from passlora.network.network import Network, in_pieces
 from passlora.training.checkpoint import load_checkpoint, take_checkpoint
 from passlora.training.metrics import CALIBRATION_BINS, Evaluation
@@ -118,7 +118,6 @@ class Learner:
                 "--brightness 0 and --crop_padding 0 (large images: --rrc_min_scale 0)"
             )
         backbone.checkpoint_gradients(training.gradient_checkpointing)
-        backbone.compile_network(training.torch_compile_backend)
 
     def _train(
         self,
