@@ -146,8 +146,8 @@ def add_merge(commands: Any) -> None:
         choices=["timm", "transformers"],
         default="timm",
         help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
-        "pipeline('image-classification', model='OUT') does, after import passlora, with the ensemble of rotations "
-        "inside (default: timm)",
+        "pipeline('image-classification', model='OUT') does, after import passlora.serving, with the ensemble of "
+        "rotations inside (default: timm)",
     )
     add_task_flags(parser)
 

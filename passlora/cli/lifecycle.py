@@ -202,7 +202,8 @@ def merge(arguments: argparse.Namespace) -> int:
     if arguments.format == "timm":
         print(f"saved in {out}; read it with timm.create_model('local-dir:{out}', pretrained=True)")
     else:
-        print(f"saved in {out}; after import passlora, read it with pipeline('image-classification', model='{out}')")
+        read = f"pipeline('image-classification', model='{out}')"
+        print(f"saved in {out}; after import passlora.serving, read it with {read}")
     return 0
 
 
