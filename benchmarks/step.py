@@ -78,7 +78,6 @@ def options(rounds: int) -> Iterator[Row]:
     chosen = {
         "gradient_checkpointing": {"gradient_checkpointing": True},
         "cache_teacher (5 epochs, its pass included)": {"cache_teacher": True},
-        "torch_compile_backend inductor (compiled before)": {"torch_compile_backend": "inductor"},
     }
     for name, option in chosen.items():
         with_it, without = (Scene({**plain, **extra}, 16, 4, epochs=5) for extra in (option, {}))

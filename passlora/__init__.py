@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from passlora.config import Config
 from passlora.config import load as load_config
 from passlora.errors import PassloraError
-from passlora.registration import watch_transformers
 
 if TYPE_CHECKING:
     from passlora.model.passlora import PassLora
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
-
-
-watch_transformers()  # after `import passlora`, transformers' auto classes and pipelines know merged models
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,16 @@
 """A merged model as transformers knows models: AutoModelForImageClassification and pipeline("image-classification").
 
-`import passlora` registers these classes as soon as transformers' auto classes are there (see __init__.py).
+`import passlora.serving` registers these classes with transformers, before or after transformers itself is imported.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -26,7 +28,20 @@ from passlora.config import NUM_ROTATIONS
 from passlora.data.batches import as_input
 from passlora.errors import PassloraError
 from passlora.method.views import class_scores, rotate
-from passlora.network.backbone import as_pixel, prepare, rebuild
+from passlora.network.backbone import as_pixel, prepare
+from passlora.network.factory import rebuild
+
+README = """# A model merged by passlora
+
+transformers reads this folder after `import passlora.serving`:
+
+```python
+import passlora.serving  # tells transformers of the model's classes
+from transformers import pipeline
+
+classifier = pipeline("image-classification", model="FOLDER")  # this folder, or its id on the Hub
+```
+"""
 
 
 class PassLoraConfig(PretrainedConfig):
@@ -41,14 +56,17 @@ class PassLoraConfig(PretrainedConfig):
         feature_dim: int = 384,
         num_views: int = 4,
         inference: str = "multiview",
+        unit_length: bool = False,  # features are brought to length 1 before the head
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.architecture, self.architecture_args = architecture, architecture_args or {}
         self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
+        self.unit_length = unit_length
         named = isinstance(architecture, str) and isinstance(self.architecture_args, dict)
         sized = isinstance(feature_dim, int) and 0 < feature_dim <= 2**16 and num_views in (1, NUM_ROTATIONS)
-        if not (named and sized and inference in ("multiview", "single", "vanilla")):
+        answers = inference in ("multiview", "single", "vanilla") and isinstance(unit_length, bool)
+        if not (named and sized and answers):
             raise PassloraError("the settings of this merged model are not ones that passlora writes")
 
 
@@ -82,12 +100,20 @@ class PassLoraForImageClassification(PreTrainedModel):
                 raise PassloraError(f"{name}: {key} holds values that are not finite")
         return (model, info) if wants_info else model
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Beside the weights, a note of what to import, unless there is a README already."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        note = Path(save_directory) / "README.md"
+        if not note.exists():
+            note.write_text(README, encoding="utf-8")
+
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
         config = self.config
         views = 1 if config.inference == "single" else config.num_views
-        logits = self.head(self.backbone(rotate(pixel_values, views)))
+        z = self.backbone(rotate(pixel_values, views))
+        logits = self.head(F.normalize(z, dim=1) if config.unit_length else z)
         scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
-        loss = None if labels is None else nn.functional.cross_entropy(scores, labels)
+        loss = None if labels is None else F.cross_entropy(scores, labels)
         return ImageClassifierOutput(loss=loss, logits=scores)
 
 
@@ -108,7 +134,11 @@ class PassLoraImageProcessor(BaseImageProcessor):
 
 
 def register() -> None:
+    """May be called again."""
     AutoConfig.register(PassLoraConfig.model_type, PassLoraConfig, exist_ok=True)
     AutoModelForImageClassification.register(PassLoraConfig, PassLoraForImageClassification, exist_ok=True)
     both = {"pil": PassLoraImageProcessor, "torchvision": PassLoraImageProcessor}
     AutoImageProcessor.register(PassLoraConfig, image_processor_classes=both, exist_ok=True)
+
+
+register()

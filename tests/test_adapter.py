@@ -6,8 +6,8 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from passlora.config import ModelConfig
-from passlora.network.backbone import make_backbone
-from passlora.network.lora import Adapted, LoraLinear
+from passlora.network.factory import make_backbone
+from passlora.network.lora_layer import Adapted, LoraLinear
 
 
 class Net(nn.Module):

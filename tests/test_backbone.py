@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from passlora.config import ModelConfig
 from passlora.errors import PassloraError
-from passlora.network.backbone import make_backbone, resnet18
+from passlora.network.factory import create, make_backbone, origin, rebuild, resnet18
+from passlora.network.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,6 @@ def test_the_feature_is_the_class_token_after_the_final_norm():
 
 def test_the_bundled_weights_are_loaded_and_a_fresh_adapter_changes_nothing(mini):
     from importlib import resources
-
-    from safetensors.torch import load_file
 
     plain = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=6, num_classes=0).eval()
     path = resources.files("passlora") / "assets/vit_mini_patch16_64.safetensors"
@@ -184,6 +184,88 @@ def test_local_checkpoints_of_every_form(tmp_path, checkpoint, form):
     loaded = backbone.body.base_model.model
     assert torch.equal(loaded.blocks[3].mlp.fc1.weight, checkpoint["blocks.3.mlp.fc1.weight"])
     assert torch.equal(loaded.pos_embed, checkpoint["pos_embed"])
+
+
+SMALL = "test_vit"
+
+
+@pytest.fixture
+def of_96_px(tmp_path):
+    """Weights of a small ViT with a classifier, under the name of a file."""
+    torch.manual_seed(6)
+    save_file(timm.create_model(SMALL, img_size=96, num_classes=7).state_dict(), tmp_path / "w.safetensors")
+    return str(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("side", [32, 64, 96, 160])
+def test_weights_of_another_image_size_are_resampled_as_timm_does(of_96_px, side):
+    config = ModelConfig(model_name_or_path=of_96_px, model_architecture=SMALL, image_size=side)
+    backbone = make_backbone(config).eval()
+    overlay = {"file": of_96_px}
+    timms = timm.create_model(SMALL, pretrained=True, num_classes=0, img_size=side, pretrained_cfg_overlay=overlay)
+    ours = backbone.body.unload().state_dict()
+    assert list(ours) == list(timms.state_dict())
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in timms.state_dict().items())
+    assert torch.equal(ours["pos_embed"], load_file(of_96_px)["pos_embed"]) == (side == 96)
+    assert backbone.image_size == side and backbone(torch.rand(2, 3, side, side)).isfinite().all()
+
+
+@pytest.mark.parametrize("registers", [0, 4])
+@pytest.mark.parametrize("own_place", [True, False], ids=["class token placed", "class token without place"])
+def test_only_the_grid_of_positions_is_resampled(tmp_path, registers, own_place):
+    options = {"num_classes": 0, "reg_tokens": registers, "no_embed_class": not own_place}
+    torch.manual_seed(6)
+    state = timm.create_model(SMALL, img_size=96, **options).half().state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    network = timm.create_model(SMALL, img_size=64, **options)
+    load_weights(network, tmp_path / "w.safetensors")
+    prefix = network.pos_embed.shape[1] - 16
+    assert prefix == (1 + registers if own_place else 0)
+    grid = state["pos_embed"][:, prefix:].float().reshape(1, 6, 6, -1).permute(0, 3, 1, 2)
+    grid = torch.nn.functional.interpolate(grid, (4, 4), mode="bicubic", antialias=True)
+    expected = torch.cat([state["pos_embed"][:, :prefix].float(), grid.flatten(2).mT], dim=1)
+    torch.testing.assert_close(network.pos_embed.data, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pos_embed": torch.zeros(1, 36, 64)}, r"1 of another shape \(such as pos_embed\)"),  # 35 places: no square
+        ({"pos_embed": torch.zeros(1, 37, 65)}, r"1 of another shape \(such as pos_embed\)"),
+        ({"pos_embed": torch.zeros(2, 37, 64)}, r"1 of another shape \(such as pos_embed\)"),
+        ({"pos_embed": torch.zeros(37, 64)}, r"1 of another shape \(such as pos_embed\)"),
+        ({"pos_embed": torch.full((1, 37, 64), torch.inf)}, "not finite"),
+        ({"pos_embed": None}, r"1 missing \(such as pos_embed\)"),
+        ({"position": torch.zeros(1)}, r"1 unknown \(such as position\)"),
+        ({"patch_embed.proj.weight": torch.zeros(64, 3, 8, 8)}, r"1 of another shape \(such as patch_embed"),
+    ],
+)
+def test_nothing_else_is_bent_to_fit(of_96_px, change, says):
+    tensors = {**load_file(of_96_px), **change}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, of_96_px)
+    config = ModelConfig(model_name_or_path=of_96_px, model_architecture=SMALL, image_size=64)
+    with pytest.raises(PassloraError, match=says):
+        make_backbone(config)
+
+
+@pytest.mark.parametrize("place", ["local-dir", "hf-hub"])
+@pytest.mark.parametrize("with_classes", [True, False])
+def test_what_either_timm_keeps_of_a_hub_model_rebuilds_it(tmp_path, monkeypatch, place, with_classes):
+    """timm 1.0.31 writes `num_classes` among `model_args`, earlier ones do not."""
+    network = timm.create_model(SMALL, img_size=32, num_classes=7)
+    timm.models.save_for_hf(network, tmp_path, model_args={"img_size": 32}, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"].pop("num_classes", None)
+    config["model_args"] |= {"num_classes": 7} if with_classes else {}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = create(f"local-dir:{tmp_path}", None, pretrained=True)
+    parsed = config["pretrained_cfg"], config["architecture"], config["model_args"]
+    monkeypatch.setattr(timm.models, "load_model_config_from_hf", lambda name: parsed)
+    architecture, arguments = origin(f"{place}:{tmp_path}", {})
+    assert architecture == SMALL and "num_classes" not in arguments
+    again = rebuild(architecture, arguments)
+    again.load_state_dict(made.state_dict())  # strict: no classifier, and the same places
+    assert torch.equal(again.blocks[0].attn.qkv.weight, network.blocks[0].attn.qkv.weight)
 
 
 class Evil:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -115,11 +116,8 @@ def in_a_process(code, *arguments):
 @pytest.mark.parametrize(
     "imports",
     [
-        "import passlora; from transformers import pipeline",
-        "from transformers import pipeline; import passlora",
-        "import transformers; import passlora; from transformers import AutoModelForImageClassification, pipeline",
-        "import transformers.models.auto, passlora; from transformers import pipeline",
-        "import peft, passlora; from transformers import pipeline",
+        "import passlora.serving; from transformers import pipeline",
+        "from transformers import pipeline; import passlora.serving; passlora.serving.register()",
     ],
 )
 def test_whichever_is_imported_first(merged, imports):
@@ -132,10 +130,55 @@ print(pipeline("image-classification", model=sys.argv[1])(Image.new("RGB", (30, 
     assert in_a_process(code, merged).count("'label'") == 10
 
 
+def test_the_folder_says_what_to_import(merged):
+    (code,) = re.findall(r"```python\n(.*?)```", (merged / "README.md").read_text(), re.S)
+    code = f"{code}\nfrom PIL import Image\nprint(classifier(Image.new('RGB', (30, 30)), top_k=10))"
+    assert in_a_process(code.replace("FOLDER", str(merged))).count("'label'") == 10
+
+
+def test_a_readme_that_is_there_stays(merged, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    AutoModelForImageClassification.from_pretrained(merged).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_importing_passlora_leaves_transformers_alone(merged):
+    code = """
+import sys
+finders = list(sys.meta_path)
+import passlora
+assert sys.meta_path == finders
+from transformers import AutoConfig
+try:
+    AutoConfig.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+    assert "passlora" in in_a_process(code, merged)
+
+
+def test_features_of_unit_length(copy):
+    """Written by `unit_length`, without which (as 0.1 wrote it) features go to the head as they are."""
+    pixels = torch.rand(3, 3, 64, 64)
+    path = copy / "config.json"
+    settings = {key: value for key, value in json.loads(path.read_text()).items() if key != "unit_length"}
+    for unit_length in (None, False, True):
+        more = {} if unit_length is None else {"unit_length": unit_length}
+        path.write_text(json.dumps({**settings, **more}))
+        model = AutoModelForImageClassification.from_pretrained(copy)
+        model.save_pretrained(copy.parent / "again")
+        model = AutoModelForImageClassification.from_pretrained(copy.parent / "again")
+        with torch.no_grad():
+            z = [model.backbone(torch.rot90(pixels, v, dims=(-2, -1))) for v in range(4)]
+            if unit_length:
+                z = [rows / rows.square().sum(dim=1, keepdim=True).sqrt() for rows in z]
+            expected = torch.stack([model.head(rows)[:, v::4] for v, rows in enumerate(z)]).mean(dim=0)
+            torch.testing.assert_close(model(pixels).logits, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_image_processor_alone(merged):
-    code = (
-        "import sys, passlora; from transformers import AutoImageProcessor as A; print(A.from_pretrained(sys.argv[1]))"
-    )
+    imports = "import sys, passlora.serving; from transformers import AutoImageProcessor as A"
+    code = f"{imports}; print(A.from_pretrained(sys.argv[1]))"
     assert "PassLoraImageProcessor" in in_a_process(code, merged)
 
 
@@ -190,6 +233,7 @@ def test_a_pickle_is_never_loaded(copy, monkeypatch, tmp_path):
         ({"num_views": -1}, "not ones that passlora writes"),
         ({"feature_dim": None}, "not ones that passlora writes"),
         ({"inference": "bogus"}, "not ones that passlora writes"),
+        ({"unit_length": "yes"}, "not ones that passlora writes"),
     ],
 )
 def test_a_strangers_settings(copy, changes, says):

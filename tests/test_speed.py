@@ -88,31 +88,6 @@ def test_a_teacher_is_not_cached_for_images_that_change(tiny, change):
         learner.learn(tasks[0], 6)
 
 
-SMALL_VIT = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32}
-
-
-@pytest.mark.slow
-def test_a_compiled_backbone_trains_alike(tiny):
-    curves, names = [], []
-    for backend in (None, "inductor"):
-        learner, tasks = ready(tiny(**SMALL_VIT, torch_compile_backend=backend))
-        logs = []
-        learner.learn(tasks[0], 6, logs.append)
-        learner.learn(tasks[1], 4, logs.append)
-        assert (learner.network.backbone.body._compiled_call_impl is not None) == (backend is not None)
-        assert learner.evaluate(tasks[1], ["multiview"])["multiview"].confusion.sum() == 24
-        curves.append([loss for log in logs for loss in log.steps])
-        names.append(list(learner.network.state_dict()))
-    assert curves[1] == pytest.approx(curves[0], rel=1e-3)
-    assert names[0] == names[1]
-
-
-def test_an_unknown_compiler_is_named(tiny):
-    learner, tasks = ready(tiny(torch_compile_backend="inducter"))
-    with pytest.raises(PassloraError, match=r"inducter.*inductor"):
-        learner.learn(tasks[0], 6)
-
-
 class Syncs(TorchDispatchMode):
     """Counts operations whose result the host would have to fetch from its GPU."""
 

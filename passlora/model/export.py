@@ -9,7 +9,7 @@ from passlora.display.progress import silence
 from passlora.errors import PassloraError
 from passlora.files import new_folder, write_json, write_tensors
 from passlora.method.classifiers import Linear
-from passlora.network.backbone import RESNET18
+from passlora.network.factory import RESNET18
 from passlora.training.learner import Learner
 
 FORMATS = ("timm", "transformers")

@@ -20,7 +20,7 @@ from passlora.method.classifiers import Head, make_classifier
 from passlora.method.features import Batch as FeatureBatch
 from passlora.method.features import TaskFeatures
 from passlora.method.memory import Memory
-from passlora.network.backbone import make_backbone
+from passlora.network.factory import make_backbone
 from passlora.network.network import Network
 from passlora.training.accelerator import agree
 from passlora.training.evaluation import CALIBRATION_BINS, Evaluation, tally
