@@ -143,7 +143,10 @@ def biases(run: Run) -> Section | None:
         return None
     rows = [[f"task {task}", f"{old:.1f}", f"{new:.1f}"] for task, (old, new) in known]
     drift = part.get("drift") or []
-    moved = [[f"task {i}", *(f"{d:.2f}" for d in row), *[""] * (len(drift) - i - 1)] for i, row in enumerate(drift)]
+    moved = [
+        [f"task {i}", *(f"{d:.2f}" for d in row or ()), *[""] * (len(drift) - len(row or ()))]
+        for i, row in enumerate(drift)
+    ]
     return {
         "table": Table(["after", "old taken for new", "new taken for old"], rows),
         "drift": Table(["after", *tasks(len(drift))], moved) if drift else None,
@@ -249,9 +252,11 @@ def cost(run: Run) -> Section | None:
         for task, (train, test) in enumerate(zip(part["train_seconds"], part["test_seconds"], strict=True))
         if train is not None
     ]
+    kept = None
+    if "prototype_entries" in part:
+        kept = {"numbers": f"{part['prototype_entries']:,}", "kilobytes": f"{part['prototype_bytes'] / 1024:.0f}"}
     return {
-        "numbers": f"{part['prototype_entries']:,}",
-        "kilobytes": f"{part['prototype_bytes'] / 1024:.0f}",
+        "kept": kept,
         "peak": f"{part.get('peak_memory_bytes', 0) / 2**20:,.0f}",
         "table": Table(["", "learning (s)", "testing all classes seen (s)"], rows),
     }
