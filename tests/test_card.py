@@ -15,12 +15,15 @@ from PIL import Image
 
 from passlora import Config, train
 from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, settings_of
-from passlora.hub.card import NOTES, render, write_card
+from passlora.hub.card import NOTES, is_only_metadata, render, write_card
 from passlora.model.passlora import PassLora
 
 
 def manifest(tasks=None, **settings):
-    tasks = tasks or [TaskEntry(["cat", "dog"], "2026-01-01", 80.0, 0.0), TaskEntry(["owl"], "2026-01-02", 70.0, 5.0)]
+    tasks = tasks or [
+        TaskEntry(["cat", "dog"], "2026-01-01", 80.0, forgetting=0.0),
+        TaskEntry(["owl"], "2026-01-02", 70.0, forgetting=5.0),
+    ]
     return Manifest(settings_of(Config.make(num_tasks=1, **settings)), tasks)
 
 
@@ -145,3 +148,55 @@ def test_no_curve_where_accuracies_are_not_known(tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert "accuracy.png" not in text and not (tmp_path / "accuracy.png").exists()
     assert "model-index" not in front_matter(text)
+
+
+def test_an_accuracy_over_some_classes_is_called_that(tmp_path):
+    whole, part = TaskEntry(["cat", "dog"], "", 90.0), TaskEntry(["owl"], "", 40.0)
+    part.tested = 1
+    write_card(tmp_path, manifest([whole, part]))
+    text = (tmp_path / "README.md").read_text()
+    rows = [line for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert "| 90.0 of 2 classes |" in rows[0] and "| 40.0, tested on 1 of 3 classes |" in rows[1]
+    assert "It is right on 40.0% of test images (tested on 1 of 3 classes)." in text
+    assert "over all of them" not in text
+    assert not (tmp_path / "accuracy.png").exists(), "its axis says over all classes"
+    assert "model-index" not in front_matter(text)
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        (
+            "pass++",
+            "and a head; for each class 4 mean feature vectors; and the spread of features around them. No image",
+        ),
+        ("pass", "and a head; for each class 1 mean feature vector; and the spread of features around them. No image"),
+        ("ncm", "and one mean feature vector a class. No image"),
+        ("slda", "and one mean feature vector a class and one covariance of all classes together. No image"),
+        ("fetril", "and one mean feature vector a class and a linear SVM. No image"),
+    ],
+)
+def test_what_is_stored_is_that_of_the_classifier(tmp_path, preset, words):
+    text = render(tmp_path, manifest(preset=preset), "ann/x")
+    assert f"For each task an adapter {words}" in text
+
+
+def test_what_is_stored_by_a_classifier_from_elsewhere(tmp_path):
+    model = manifest()
+    model.settings["classifier"] = "mine"
+    assert "For each task an adapter and the tensors of its classifier. No image" in render(tmp_path, model, "ann/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_so"),
+    [
+        ("---\nlicense: mit\n---\n", True),
+        ("---\r\nlicense: mit\r\n---", True),
+        ("\n", True),
+        ("---\nlicense: mit\n---\n# My model\n", False),
+        ("My model", False),
+    ],
+)
+def test_a_card_that_nobody_wrote(tmp_path, text, is_so):
+    (tmp_path / "README.md").write_bytes(text.encode())
+    assert is_only_metadata(tmp_path / "README.md") is is_so

@@ -17,7 +17,10 @@ from PIL import Image
 
 from passlora import PassloraError, train
 from passlora.analysis import page
+from passlora.analysis.run_folder import read_run, read_runs
+from passlora.analysis.sections import methods
 from passlora.config import Config
+from passlora.display import figures
 
 EVIL = '<script>alert("x")</script>'
 
@@ -49,7 +52,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def html(runs):
-    return page.render(page.read_runs([runs / "main", runs / "other"]))
+    return page.render(read_runs([runs / "main", runs / "other"]))
 
 
 class Reader(HTMLParser):
@@ -81,7 +84,7 @@ def test_it_says_what_the_run_says(runs, html):
 
 
 def test_the_numbers_of_a_class_are_those_of_the_confusion_matrix(runs, html):
-    run = page.read_run(runs / "main")
+    run = read_run(runs / "main")
     table = html[html.index("class-search") :]
     rows = re.findall(
         r"<tr><th scope=row class=text>(.*?)</th><td>(\d+)</td><td>(\d+)</td><td[^>]*>([\d.]+)</td>", table
@@ -111,9 +114,12 @@ def test_every_picture_has_words_and_every_link_a_target(html):
             assert attributes["role"] == "img" and len(attributes["aria-label"]) > 30
         if tag == "img":
             assert len(attributes["alt"]) > 30
-    ids = {attributes.get("id") for _, attributes in reader.tags}
-    links = [address[1:] for address in reader.addresses if address.startswith("#")]
-    assert len(links) == 10 and set(links) <= ids
+    ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(ids) == len(set(ids)), "charts share no identifier"
+    links = [attributes["href"] for tag, attributes in reader.tags if tag == "a"]
+    used = re.findall(r"url\(#(\w+)\)", html)
+    assert len(links) == 10 and used
+    assert {address[1:] for address in reader.addresses if address.startswith("#")} | set(used) <= set(ids)
 
 
 def test_names_from_a_stranger_are_text(runs, tmp_path):
@@ -125,13 +131,52 @@ def test_names_from_a_stranger_are_text(runs, tmp_path):
     results["compare"] = {EVIL: results["compare"]["ncm"]}
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "config.yaml").write_text(json.dumps({"dataset_name": EVIL, EVIL: "x"}))
-    text = page.render([page.read_run(folder)])
+    text = page.render([read_run(folder)])
     assert EVIL not in text and text.count("&lt;script&gt;alert") >= 5
     assert text.count("<script") == 1, "its own"
 
 
+def charts_of(text):
+    return re.findall(r"<svg.*?</svg>", text, re.S)
+
+
+def test_charts_take_their_colours_from_the_page_and_are_the_same_every_time(runs, html):
+    charts = charts_of(html)
+    assert len(charts) == 3
+    for chart in charts:
+        assert "var(--c0)" in chart and "currentColor" in chart
+        assert not re.search(r"#[0-9a-f]{6}\b|<style|<metadata|xmlns", chart), "a colour that dark mode cannot change"
+    assert page.render(read_runs([runs / "main", runs / "other"])) == html
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("$\\nonsense$ $x^2$", "$\\nonsense$ $x^2$"),  # no formula
+        ("_hidden", "_hidden"),
+        ("<b>&\"'", "&lt;b&gt;&amp;\"'"),
+        ("two\nlines \x00\x1b", "two lines"),
+        ("猫", "猫"),
+        ("x" * 500, "x" * 45 + "..."),
+    ],
+)
+def test_a_method_of_any_name_is_in_the_chart(runs, name, shown, recwarn):
+    run = read_run(runs / "main")
+    run.results |= {"preset": name, "compare": {}, "inference_modes": {}}
+    chart = charts_of(page.render([run]))[0]
+    label = next(words for words in re.findall(r">([^<]*)</text>", chart) if "(last " in words)
+    assert label.strip().startswith(f"{shown} (last"), label
+    assert not recwarn.list
+
+
+def test_a_class_of_any_name_is_in_the_pictures(tmp_path):
+    path = tmp_path / "confusion.svg"
+    figures.confusion_matrix(["$\\nonsense$", "_b"], np.eye(2), path)
+    assert path.stat().st_size
+
+
 def test_many_classes_and_tasks_become_pictures(runs, tmp_path):
-    run = page.read_run(runs / "main")
+    run = read_run(runs / "main")
     run.results |= {
         "task_sizes": [2] * 30,
         "classes": [f"class {i}" for i in range(60)],
@@ -160,7 +205,7 @@ def test_runs_of_the_same_name_and_of_other_tasks_side_by_side(runs, tmp_path, c
         stages = [100.0] * (len(sizes) - 1) + [last]
         results |= {"last": last, "task_sizes": sizes, "stage_accuracy": stages, "compare": {}, "inference_modes": {}}
         (folder / "results.json").write_text(json.dumps(results))
-    found = page.methods(page.read_runs([tmp_path / "a" / "seed_0", tmp_path / "b" / "seed_0"]))
+    found = methods(read_runs([tmp_path / "a" / "seed_0", tmp_path / "b" / "seed_0"]))
     assert {name: part["last"] for name, part in found.items()} == {"a/seed_0: pass++": 80, "b/seed_0: pass++": 40}
     flags = ["--compare", tmp_path / "b" / "seed_0", "--html", tmp_path / "r.html", "--plots", tmp_path / "plots"]
     code, _, err = cli("report", tmp_path / "a" / "seed_0", *flags)
@@ -176,12 +221,12 @@ def test_orders_of_classes_are_not_mixed(runs, tmp_path):
     results = json.loads((folder / "results.json").read_text())
     results["runs"]["seed_1"]["classes"].reverse()
     (folder / "results.json").write_text(json.dumps(results))
-    assert page.read_run(folder).confusion is None and page.read_run(runs / "other").confusion.sum() == 100
-    page.render([page.read_run(folder)])
+    assert read_run(folder).confusion is None and read_run(runs / "other").confusion.sum() == 100
+    page.render([read_run(folder)])
     results["runs"] = {"../../secret": results["runs"]["seed_0"]}
     (folder / "results.json").write_text(json.dumps(results))
     with pytest.raises(PassloraError, match="cannot be read"):
-        page.read_run(folder)
+        read_run(folder)
 
 
 def test_corruptions_of_another_state_of_the_model_are_not_shown(runs, tmp_path):
@@ -190,7 +235,7 @@ def test_corruptions_of_another_state_of_the_model_are_not_shown(runs, tmp_path)
     manifest = json.loads((folder / "passlora.json").read_text())
     manifest["tasks"][-1]["learnt"] = "2001-01-01T00:00:00+00:00"
     (folder / "passlora.json").write_text(json.dumps(manifest))
-    text = page.render([page.read_run(folder)])
+    text = page.render([read_run(folder)])
     assert "Not measured" in text and f"passlora robustness {folder} --data" in text and "least under fog" not in text
 
 
@@ -201,15 +246,20 @@ def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
     shutil.copytree(runs / "main", folder)
     (folder / "results.json").write_text('{"finished": true}')
     with pytest.raises(PassloraError, match="cannot be read"):
-        page.render([page.read_run(folder)])
-    for name, value in (("seconds", "x"), ("bias", [1, 2, 3]), ("task_sizes", {})):
+        page.render([read_run(folder)])
+    for name, value in (
+        *(("seconds", "x"), ("bias", [1, 2, 3]), ("task_sizes", {}), ("task_sizes", [4, 3, 10**18])),
+        *(("stage_accuracy", ["10", "20", "30"]), ("stage_accuracy", [1.0, 2.0]), ("accuracy_matrix", [["<b>"]])),
+        *(("last", None), ("compare", []), ("preset", 5), ("calibration", [["a", "b", "c"]])),
+    ):
         results = json.loads((runs / "main" / "results.json").read_text())
         (folder / "results.json").write_text(json.dumps({**results, name: value}))
         code, _, err = cli("report", folder, "--html", tmp_path / "x.html")
+        assert not (tmp_path / "x.html").exists() and "cannot be shown" in err, (name, value)
         assert code == 2 and "Traceback" not in err and len(err.splitlines()) == 1, err
     (folder / "results.json").write_text('{"finished": false}')
     with pytest.raises(PassloraError, match="not finished"):
-        page.read_run(folder)
+        read_run(folder)
 
 
 def test_the_command_writes_page_and_plots(runs, tmp_path, cli):

@@ -1,13 +1,16 @@
-"""Pictures of a run, as files."""
+"""Pictures of a run, as files; what is drawn onto axes is also what the report page shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from passlora import files
+
+COLOURS = ("#1769c4", "#b4530a", "#1d7d46", "#a3338f", "#6b6f00", "#0b7b8a", "#b3263a", "#5b4bc4")
+LONGEST = 48  # characters of a name in a picture
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -21,31 +24,62 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    files.write(path, lambda temporary: figure.savefig(temporary, dpi=150))
+    files.write(path, lambda temporary: write(figure, temporary, dpi=150))
 
 
-def accuracy_curves(results: Mapping[str, Any], path: Path) -> None:
-    """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
+def write(figure: Any, target: Any, **options: Any) -> None:
+    """To a file or a stream. A dollar sign in a name is a dollar sign, and a script the font lacks is no warning."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
+        figure.savefig(target, **options)
+
+
+def label(name: str) -> str:
+    """A name from anywhere as one short line that matplotlib shows: it hides a label that begins with an underscore."""
+    name = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
+    name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+    return f" {name}" if name.startswith("_") else name
+
+
+def method_styles() -> Any:
+    """Colours, each with a marker so that it is not colour alone that tells methods apart; then dashed."""
+    from cycler import cycler
+
+    return cycler(linestyle=["-", "--"]) * (cycler(color=COLOURS) + cycler(marker="osD^osD^"))
+
+
+def accuracy_curves(results: dict[str, Any], path: Path) -> None:
     figure = new_figure(6, 3.8)
     axes = figure.subplots()
-    ticks = set()
-    for name, part in {results["preset"]: results, **results["compare"]}.items():
-        values, seen = part["stage_accuracy"], list(accumulate(part.get("task_sizes", results["task_sizes"])))
-        ticks |= set(seen)
-        axes.plot(seen, values, marker="o", label=f"{name} (last {part['last']:.1f}%)")
-        if "std" in part:
-            spread = part["std"]["stage_accuracy"]
-            low = [v - s for v, s in zip(values, spread, strict=True)]
-            high = [v + s for v, s in zip(values, spread, strict=True)]
-            axes.fill_between(seen, low, high, alpha=0.2)
-    axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)", ylim=(0, 102))
-    axes.set_xticks(sorted(ticks) if len(ticks) <= 12 else sorted(ticks)[:: len(ticks) // 10])
-    axes.grid(alpha=0.3)
+    draw_accuracy(axes, results)
     axes.legend(loc="lower left")
     save(figure, path)
 
 
-def accuracy_matrix(results: Mapping[str, Any], path: Path) -> None:
+def draw_accuracy(axes: Any, results: dict[str, Any]) -> None:
+    """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
+    axes.set_prop_cycle(method_styles())
+    ticks = set()
+    for name, part in {results["preset"]: results, **results["compare"]}.items():
+        values, seen = part["stage_accuracy"], list(accumulate(part.get("task_sizes", results["task_sizes"])))
+        ticks |= set(seen)
+        (line,) = axes.plot(seen, values, label=f"{label(name)} (last {part['last']:.1f}%)", markersize=5)
+        if "std" in part:
+            spread = part["std"]["stage_accuracy"]
+            low = [v - s for v, s in zip(values, spread, strict=True)]
+            high = [v + s for v, s in zip(values, spread, strict=True)]
+            axes.fill_between(seen, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="classes seen", ylabel="accuracy over all of them (%)", ylim=(0, 102))
+    axes.set_xticks(sorted(ticks) if len(ticks) <= 12 else sorted(ticks)[:: len(ticks) // 10])
+    axes.grid(alpha=0.3)
+
+
+def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
     """Accuracy on each task after each task, as a heat map."""
     matrix = results["accuracy_matrix"]
     tasks = len(matrix)
@@ -76,38 +110,53 @@ def confusion_matrix(classes: list[str], confusion: Any, path: Path) -> None:
     totals = confusion.sum(axis=1, keepdims=True).clip(min=1)
     shown = axes.imshow(100 * confusion / totals, vmin=0, vmax=100, cmap="viridis")
     if count <= 40:
-        axes.set_xticks(range(count), classes, rotation=90, fontsize=7)
-        axes.set_yticks(range(count), classes, fontsize=7)
+        names = [label(name) for name in classes]
+        axes.set_xticks(range(count), names, rotation=90, fontsize=7)
+        axes.set_yticks(range(count), names, fontsize=7)
     axes.set(xlabel="predicted", ylabel="true")
     figure.colorbar(shown, ax=axes, label="% of the true class")
     save(figure, path)
 
 
 def reliability(evaluation: Any, path: Path) -> None:
-    """Accuracy of the images of each confidence; on the diagonal, a model is as often right as it believes."""
     figure = new_figure(4, 4)
     axes = figure.subplots()
-    count = len(evaluation.bins)
-    images, right, _ = evaluation.bins.T
-    shares = 100 * right / images.clip(min=1)
-    axes.bar([100 * (i + 0.5) / count for i in range(count)], shares, 92 / count, label="accuracy")
-    axes.plot([0, 100], [0, 100], "k--", linewidth=1, label="right as often as believed")
-    axes.set(xlabel="confidence (%)", ylabel="accuracy (%)", title=f"ECE {evaluation.calibration_error:.1f}%")
+    draw_reliability(axes, evaluation.bins)
+    axes.set_title(f"ECE {evaluation.calibration_error:.1f}%")
     axes.legend()
     save(figure, path)
+
+
+def draw_reliability(axes: Any, bins: Any) -> None:
+    """Accuracy of the images of each confidence; on the diagonal, a model is as often right as it believes."""
+    count = len(bins)
+    images, right, _ = bins.T
+    shares = 100 * right / images.clip(min=1)
+    places = [100 * (i + 0.5) / count for i in range(count)]
+    bars = axes.bar(places, shares, 92 / count, color=COLOURS[0], label="accuracy (fainter: of fewer images)")
+    for bar, share in zip(bars, images / images.max(), strict=True):
+        bar.set_alpha(0.35 + 0.65 * float(share) ** 0.5)
+    axes.plot([0, 100], [0, 100], "k--", linewidth=1, label="right as often as believed")
+    axes.set(xlabel="confidence (%)", ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 102))
 
 
 def robustness(found: dict[str, Any], path: Path) -> None:
-    """Accuracy under each corruption, as bars; the line is the clean accuracy."""
-    names = list(found["accuracy"])
-    figure = new_figure(6, 1 + 0.26 * len(names))
+    figure = new_figure(6, 1 + 0.26 * len(found["accuracy"]))
     axes = figure.subplots()
-    axes.barh([name.replace("_", " ") for name in names], [found["accuracy"][name] for name in names])
-    axes.axvline(found["clean"], color="black", linestyle="--", linewidth=1, label=f"clean, {found['clean']:.1f}%")
-    axes.invert_yaxis()
-    axes.set(xlabel="accuracy (%)", title=f"corruptions of severity {found['severity']}")
+    draw_robustness(axes, found)
+    axes.set_title(f"corruptions of severity {found['severity']}")
     axes.legend()
     save(figure, path)
+
+
+def draw_robustness(axes: Any, found: dict[str, Any]) -> None:
+    """Accuracy under each corruption, as bars; the line is the clean accuracy."""
+    places, values = range(len(found["accuracy"])), found["accuracy"].items()
+    axes.barh(places, [value for _, value in values], color=COLOURS[0])
+    axes.set_yticks(places, [f"{label(name.replace('_', ' '))}  {value:.1f}" for name, value in values])
+    axes.axvline(found["clean"], color="black", linestyle="--", linewidth=1, label=f"clean, {found['clean']:.1f}%")
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy (%)", xlim=(0, 102))
 
 
 def experiment(title: str, plot: str, cells: list[Any], path: Path) -> None:
