@@ -180,7 +180,6 @@ def test_baselines_beside_a_run(tiny, tmp_path, cli):
         ({"classifier": "slda"}, "adapt_tasks"),
         ({"adapt_tasks": "first"}, "adapt_tasks"),
         ({"preset": "slda", "inference": "multiview", "sst": True}, "reads plain features"),
-        ({"preset": "ncm", "push_to_hub": True, "hub_model_id": "ann/x"}, "no model to push"),
     ],
 )
 def test_settings_that_cannot_be(tiny, flags, says):

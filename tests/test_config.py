@@ -1,12 +1,30 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import typing
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from passlora import Config, PassloraError
-from passlora.config import DEFAULT_RECIPE, FIELDS, PRESETS, load
+from passlora.config import (
+    DEFAULT_RECIPE,
+    FIELDS,
+    NEEDS,
+    PRESETS,
+    MethodSettings,
+    ModelSettings,
+    NewModelSettings,
+    ReadingSettings,
+    TrainingSettings,
+    applicable,
+    load,
+)
+from passlora.folder.manifest import SETTINGS
 
 RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*/*.yaml") if "accelerate" not in str(p))
 
@@ -51,6 +69,20 @@ def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
     plain = config.as_preset("finetune").method
     assert (plain.kd_weight, plain.proto_aug, plain.sst) == (0, "none", False)
     assert make(covariance="diag", compare=["pass"]).as_preset("pass").method.covariance == "diag"
+    assert make(covariance="diag").as_preset("finetune").method.covariance == "radius", "without effect there"
+
+
+def test_what_is_compared_is_checked_at_the_start():
+    with pytest.raises(PassloraError, match=r"^compare pass\+\+: inference multiview needs rotations"):
+        make(preset="pass", sst=False, compare=["finetune", "pass++"])
+
+
+def test_a_compared_run_is_never_pushed():
+    config = make(push_to_hub=True, hub_model_id="ann/x", hub_private_repo=True, compare=["slda", "finetune"])
+    for preset in config.training.compare:
+        other = config.as_preset(preset).training
+        assert (other.push_to_hub, other.hub_model_id, other.hub_private_repo) == (False, None, False)
+    assert make(preset="slda", push_to_hub=True, hub_model_id="ann/x").training.push_to_hub, "every preset is a model"
 
 
 @pytest.mark.parametrize("old", list(PRESETS))
@@ -126,6 +158,15 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"gradient_accumulation_steps": 0}, "at least 1"),
         ({"test_fraction": 0}, "between 0 and 1"),
         ({"seed": -1}, "between 0"),
+        ({"inference": "ncm"}, "inference ncm is called nearest_prototype since 0.2"),
+        ({"extra_inference": ["single", "ncm"]}, "extra_inference ncm is called nearest_prototype since 0.2"),
+        ({"classifier": "slda"}, "another --classifier with --adapt_tasks first or none"),
+        ({"classifier": "slad"}, "did you mean 'slda'"),
+        ({"preset": ["pass"]}, "preset must be one of pass++, pass"),
+        ({"preset": "slda", "sst": True}, "classifier slda reads plain features"),
+        ({"preset": "slda", "extra_inference": ["nearest_prototype"]}, "classifier slda reads plain features"),
+        ({"new_loss": "binary"}, "set --proto_aug none"),
+        ({"preset": "lwf-kd", "new_loss": "binary"}, "set --kd_on logits, or --kd_weight 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(flat, says):
@@ -133,6 +174,69 @@ def test_what_cannot_work_is_refused_in_one_sentence(flat, says):
         make(**flat)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+FROZEN = {"preset": "slda"}
+WITHOUT_EFFECT = {  # what is given, though nothing reads it
+    "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all or first"),
+    "temperature": ({"preset": "lwf-mc", "temperature": 0.5}, "--new_loss softmax"),
+    "proto_aug": ({**FROZEN, "proto_aug": "implicit"}, "--adapt_tasks all"),
+    "kd_weight": ({"preset": "fetril", "kd_weight": 10.0}, "--adapt_tasks all"),
+    "proto_aug_weight": ({"preset": "finetune", "proto_aug_weight": 3}, "--proto_aug explicit or implicit"),
+    "radius": ({"preset": "lwf", "radius": "running"}, "--proto_aug explicit or implicit"),
+    "covariance": ({**FROZEN, "covariance": "full"}, "--proto_aug explicit or implicit"),
+    "prototype_views": ({"preset": "lwf-kd", "prototype_views": 4}, "--proto_aug explicit or implicit"),
+    "hardness": ({"preset": "lwf", "hardness": True}, "--proto_aug explicit or implicit"),
+    "gamma": ({"gamma": 2}, "--proto_aug implicit"),
+    "hard_mixing": ({"preset": "pass", "hard_mixing": 0.5}, "--hardness true"),
+    "hard_label": ({"hardness": False, "hard_label": "soft"}, "--hardness true"),
+    "kd_on": ({"preset": "finetune", "kd_on": "logits"}, "a --kd_weight above 0"),
+    "kd_reduction": ({"preset": "lwf", "kd_reduction": "batch"}, "--kd_on features"),
+    "prototype_augmented": ({"preset": "ncm", "prototype_augmented": True}, "--classifier head"),
+    "ncm_metric": ({**FROZEN, "ncm_metric": "euclidean"}, "--classifier ncm"),
+}
+
+
+@pytest.mark.parametrize("name", [name for names, _, _ in NEEDS for name in names])
+def test_a_switch_without_effect_is_refused(name):
+    flat, needs = WITHOUT_EFFECT[name]
+    with pytest.raises(PassloraError, match=f"^{name} .* has no effect: it needs .*{needs}"):
+        make(**flat)
+    assert name not in applicable(flat)
+    usual = PRESETS[flat.get("preset", "pass++")].get(name, FIELDS[name].default)
+    make(**{**flat, name: usual})  # a resolved configuration names it too
+
+
+def test_switches_that_do_go_together():
+    assert make(kd_on="logits").method.proto_aug == "explicit", "the loss on old classes goes with any distillation"
+    assert make(preset="lwf-mc", kd_weight=0).method.new_loss == "binary"
+    assert make(preset="simplecil", ncm_metric="euclidean", temperature=0.5).method.adapt_tasks == "first"
+    spelt_out = {"sst": False, "inference": "single", "prototype_views": 1, "proto_aug": "none", "hardness": False}
+    assert make(classifier="slda", adapt_tasks="none", kd_weight=0, **spelt_out).method.kd_weight == 0
+
+
+METHOD = {name: knob for name, knob in FIELDS.items() if knob.group == "method" and name != "extra_inference"}
+CHOICES = {
+    "preset": list(PRESETS),
+    "classifier": ["head", "ncm", "slda", "fetril"],
+    **{name: [True, False] for name, knob in METHOD.items() if knob.type is bool},
+    **{name: [0.0, 0.5, 1.0] for name, knob in METHOD.items() if knob.type is float and name != "temperature"},
+    "temperature": [0.5, 1.0],
+    **{name: typing.get_args(k.type) for name, k in METHOD.items() if typing.get_origin(k.type) is typing.Literal},
+}
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in CHOICES.items()}))
+def test_what_has_no_effect_can_always_be_left_out(flat):
+    """No circle: where the switches do not contradict each other, they still do not without the idle ones."""
+    assert set(CHOICES) == set(METHOD)
+    try:
+        Config.from_settings({"num_tasks": 1, **PRESETS[flat.get("preset", "pass++")], **flat})
+    except PassloraError:
+        return
+    config = make(**applicable(flat))
+    assert Config.make(**config.flat()).flat() == config.flat(), "a resolved configuration loads"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +255,20 @@ def test_recipes_that_are_not_recipes(tmp_path, text, says):
         load(str(path), {})
     with pytest.raises(PassloraError, match="no recipe at"):
         load(str(tmp_path / "missing.yaml"), {})
+
+
+@pytest.mark.parametrize("value", ["null", "none", "~"])
+def test_a_configuration_of_an_older_version_names_a_knob_that_is_gone(tmp_path, value):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"num_tasks: 2\ntorch_compile_backend: {value}\n")
+    assert load(str(path), {}).flat() == make().flat()
+
+
+def test_a_knob_that_is_gone_and_did_something(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("num_tasks: 2\ntorch_compile_backend: inductor\n")
+    with pytest.raises(PassloraError, match=r"torch_compile_backend is gone since 0\.2: leave it out"):
+        load(str(path), {})
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -186,3 +304,113 @@ def test_every_knob_has_help():
 def test_a_pattern_that_could_take_for_ever(pattern):
     with pytest.raises(PassloraError, match="too complicated"):
         Config.make(num_tasks=1, lora_target_modules=pattern)
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, passlora.config; print({'torch', 'numpy', 'timm', 'yaml', 'peft'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+# --- stored settings ---------------------------------------------------------------------------------------------
+
+# A stored model names only what differs from these values. Changing one changes what stored models mean: it needs a
+# new format_version, and a reader that still knows the old value.
+PINNED = {
+    "model_name_or_path": "passlora/vit-mini",
+    "model_architecture": None,
+    "pretrained": True,
+    "image_size": None,
+    "feature_dim": None,
+    "lora_r": 4,
+    "lora_alpha": None,
+    "lora_target_modules": "qkv",
+    "preset": "pass++",
+    "sst": True,
+    "temperature": 1.0,
+    "proto_aug": "explicit",
+    "proto_aug_weight": 10.0,
+    "prototype_views": 4,
+    "prototype_augmented": False,
+    "radius": "first",
+    "covariance": "radius",
+    "gamma": 1.0,
+    "hardness": True,
+    "hard_mixing": 0.7,
+    "hard_label": "hard",
+    "kd_weight": 10.0,
+    "kd_on": "features",
+    "new_loss": "softmax",
+    "classifier": "head",
+    "ncm_metric": "cosine",
+    "adapt_tasks": "all",
+    "kd_reduction": "mean",
+    "inference": "multiview",
+    "extra_inference": [],
+    "crop_padding": 4,
+    "horizontal_flip": True,
+    "brightness": 63 / 255,
+    "rrc_min_scale": 0.08,
+    "num_train_epochs": 10,
+    "per_device_train_batch_size": 64,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 0.005,
+    "weight_decay": 0.0,
+    "lr_scheduler_type": "multistep",
+    "lr_milestones": [6],
+    "lr_decay": 0.1,
+    "keep_tasks": "all",
+}
+
+
+def test_the_defaults_that_stored_models_rely_on():
+    assert {name: FIELDS[name].default for name in SETTINGS} == PINNED
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_stored_settings_read_back_whatever_the_preset_means_later(preset, monkeypatch):
+    config = make(preset=preset, seeds=[1, 2], lora_r=2, compare=["lwf-kd" if preset != "lwf-kd" else "pass"])
+    stored = config.differing()
+    assert stored["preset"] == preset and stored["lora_r"] == 2 and "learning_rate" not in stored
+    assert Config.from_settings(stored).flat() == config.flat()
+    monkeypatch.setitem(PRESETS, preset, {"kd_weight": 77.0})
+    assert Config.from_settings(stored).flat() == config.flat()
+    assert Config.from_settings(config.flat()).flat() == config.flat(), "as 0.1 wrote them: every key"
+
+
+def test_stored_settings_under_a_preset_that_is_not_known_here():
+    stored = make(preset="lwf").differing() | {"preset": "annas-method"}
+    config = Config.from_settings(stored)
+    assert config.method.preset == "annas-method" and config.method.kd_on == "logits"
+    changed = config.replace(learning_rate=0.1)
+    assert changed.training.learning_rate == 0.1 and changed.method == config.method
+    with pytest.raises(PassloraError, match="gamma 3 has no effect"):
+        config.replace(gamma=3)
+    with pytest.raises(PassloraError, match="is no name"):
+        Config.from_settings({**stored, "preset": "../up"})
+    with pytest.raises(PassloraError, match=r"classifier must be one of head.*or a name that an installed plugin adds"):
+        Config.from_settings({**stored, "classifier": "annas-classifier"})
+
+
+def test_stored_settings_may_hold_a_value_without_effect():
+    """0.1 let them pass, and a model must stay readable."""
+    assert Config.from_settings({"num_tasks": 1, "gamma": 3.0}).method.gamma == 3
+
+
+# --- for editors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "left_out"),
+    [
+        ("model", ModelSettings, set()),
+        ("method", MethodSettings, set()),
+        ("data", ReadingSettings, {"dataset_name"}),
+        ("training", TrainingSettings, set()),
+    ],
+)
+def test_typed_settings_are_the_knobs(group, kind, left_out):
+    knobs = {name: knob.type for name, knob in FIELDS.items() if knob.group == group and name not in left_out}
+    assert typing.get_type_hints(kind, include_extras=True) == knobs
+    assert kind.__required_keys__ == frozenset()
+    assert typing.get_type_hints(NewModelSettings, include_extras=True).items() >= knobs.items()

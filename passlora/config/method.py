@@ -151,6 +151,11 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
         "--proto_aug explicit or implicit",
     ),
     (
+        ("hardness",),
+        lambda m: m.uses_prototypes or not m.hardness,
+        "--proto_aug explicit or implicit",
+    ),
+    (
         ("prototype_views",),
         lambda m: m.uses_prototypes or m.prototype_views == 1,
         "--proto_aug explicit or implicit",
