@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 import re
+import runpy
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from passlora.cli.main import make_parser
 
@@ -53,6 +58,39 @@ def test_ci_runs_the_test_command_of_the_readme():
     pattern = re.search(r"grep -m1 '(.*?)' README.md", (ROOT / ".ci/run").read_text()).group(1)
     lines = [line for line in readme.splitlines() if re.search(pattern, line)]
     assert len(lines) == 1 and lines[0].startswith("python3 -m venv")
+
+
+def test_both_set_up_commands_of_the_readme_use_the_tested_versions():
+    commands = [line for line in (ROOT / "README.md").read_text().splitlines() if "pip install" in line]
+    assert len(commands) == 2 and all(" -c constraints.txt -e " in command for command in commands)
+
+
+def test_the_constraints_hold_a_release_of_every_dependency_that_pyproject_allows():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    tested = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    assert len(tested) == len(lines) and "passlora" not in tested
+    assert not any(Version(version).local for version in tested.values()), (
+        "a local build, which nobody else can install"
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for claim in sum(project["optional-dependencies"].values(), project["dependencies"]):
+        requirement = Requirement(claim)
+        if requirement.name != "passlora":
+            assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)]), claim
+
+
+def test_the_lowest_versions_are_those_that_pyproject_claims(tmp_path):
+    lowest = runpy.run_path(str(ROOT / ".ci/lowest"))["lowest_versions"]
+    (tmp_path / "pyproject.toml").write_text("""
+        [project]
+        dependencies = ["torch>=2.5", "huggingface_hub>=1.3"]
+        [project.optional-dependencies]
+        robustness = ["imagecorruptions-imaug>=1.1.5"]
+        test = ["passlora[robustness]", "pytest>=8.4"]
+        dev = ["ruff>=0.9"]
+    """)
+    expected = ["torch==2.5", "huggingface_hub==1.3", "imagecorruptions-imaug==1.1.5", "pytest==8.4"]
+    assert lowest(tmp_path / "pyproject.toml") == expected
 
 
 def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):

@@ -30,15 +30,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     from passlora.analysis import page
+    from passlora.analysis.run_folder import read_runs
 
-    runs = page.read_runs([Path(folder) for folder in (arguments.folder, *arguments.compare)])
-    try:
-        files.write_text(Path(arguments.html), page.render(runs))
-        if arguments.plots:
-            page.save_plots(runs, Path(arguments.plots))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        # numbers that are none, and the like
-        raise PassloraError(f"{arguments.folder} cannot be shown ({type(error).__name__}: {error})") from None
+    runs = read_runs([Path(folder) for folder in (arguments.folder, *arguments.compare)])
+    files.write_text(Path(arguments.html), page.render(runs))
+    if arguments.plots:
+        page.save_plots(runs, Path(arguments.plots))
     print(f"saved {arguments.html}: open it in any browser")
     if arguments.plots:
         print(f"saved its pictures in {arguments.plots}")
