@@ -21,7 +21,7 @@ from pathlib import Path
 from passlora import Config
 from passlora.cli.main import main as command_line
 from passlora.runs.run import train
-from passlora.training.learner import Learner
+from passlora.training.steps import TaskTraining
 
 BUDGET = {"num_train_epochs": 2, "lr_milestones": [1], "per_device_train_batch_size": 4, "save_steps": 1}
 
@@ -69,7 +69,7 @@ def run_child(work: str, data: Path, folder: Path, kill_at: int) -> tuple[bool, 
 
             return wrapper
 
-        os.replace, os.fsync, Learner._losses = counted(os.replace), counted(os.fsync), counted(Learner._losses)
+        os.replace, os.fsync, TaskTraining.losses = counted(os.replace), counted(os.fsync), counted(TaskTraining.losses)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         try:
             WORK[work](data, folder)

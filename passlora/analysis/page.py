@@ -16,7 +16,7 @@ from passlora.analysis import sections
 from passlora.analysis.run_folder import Run
 from passlora.display import figures, templates
 from passlora.errors import PassloraError
-from passlora.training.metrics import Evaluation
+from passlora.training.evaluation import Evaluation
 
 NOT_NUMBERS = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError)
 

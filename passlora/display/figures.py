@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def method_styles() -> Any:
     return cycler(linestyle=["-", "--"]) * (cycler(color=COLOURS) + cycler(marker="osD^osD^"))
 
 
-def accuracy_curves(results: dict[str, Any], path: Path) -> None:
+def accuracy_curves(results: Mapping[str, Any], path: Path) -> None:
     figure = new_figure(6, 3.8)
     axes = figure.subplots()
     draw_accuracy(axes, results)
@@ -61,7 +62,7 @@ def accuracy_curves(results: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def draw_accuracy(axes: Any, results: dict[str, Any]) -> None:
+def draw_accuracy(axes: Any, results: Mapping[str, Any]) -> None:
     """Accuracy over all classes seen, after each task; a band of one deviation over several seeds."""
     axes.set_prop_cycle(method_styles())
     ticks = set()
@@ -79,7 +80,7 @@ def draw_accuracy(axes: Any, results: dict[str, Any]) -> None:
     axes.grid(alpha=0.3)
 
 
-def accuracy_matrix(results: dict[str, Any], path: Path) -> None:
+def accuracy_matrix(results: Mapping[str, Any], path: Path) -> None:
     """Accuracy on each task after each task, as a heat map."""
     matrix = results["accuracy_matrix"]
     tasks = len(matrix)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
@@ -99,7 +99,7 @@ class Manifest:
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def settings_of(config: Config) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from passlora import files
-from passlora.config import describe
-from passlora.config import is_repo_id
+from passlora.config import describe, is_repo_id
 from passlora.display import figures, templates
 from passlora.folder import layout
 from passlora.folder.layout import CARD, NOTES, PICTURE

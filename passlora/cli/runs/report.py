@@ -8,7 +8,6 @@ from typing import Any
 
 from passlora import files
 from passlora.cli.arguments import add_command
-from passlora.errors import PassloraError
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
