@@ -78,7 +78,7 @@ class PassLoraForImageClassification(PreTrainedModel):
 
     def __init__(self, config: PassLoraConfig) -> None:
         super().__init__(config)
-        with torch.device("cpu"):  # not transformers' meta device: timm fills buffers that no file holds
+        with torch.device("cpu"):  # not transformers' meta device: timm computes while it builds
             self.backbone = rebuild(config.architecture, config.architecture_args)
             self.head = nn.Linear(config.feature_dim, config.num_views * config.num_labels)
         self.post_init()
@@ -98,6 +98,7 @@ class PassLoraForImageClassification(PreTrainedModel):
         for key, tensor in model.state_dict().items():
             if not tensor.isfinite().all():
                 raise PassloraError(f"{name}: {key} holds values that are not finite")
+        restore_buffers(model)
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -115,6 +116,16 @@ class PassLoraForImageClassification(PreTrainedModel):
         scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
         loss = None if labels is None else F.cross_entropy(scores, labels)
         return ImageClassifierOutput(loss=loss, logits=scores)
+
+
+def restore_buffers(model: PassLoraForImageClassification) -> None:
+    """transformers leaves in buffers that no file holds, such as indices of positions, what was in memory before."""
+    saved = model.backbone.state_dict()
+    lost = {name: buffer for name, buffer in model.backbone.named_buffers() if name not in saved}
+    if lost:
+        fresh = dict(rebuild(model.config.architecture, model.config.architecture_args).named_buffers())
+        for name, buffer in lost.items():
+            buffer.copy_(fresh[name])
 
 
 class PassLoraImageProcessor(BaseImageProcessor):

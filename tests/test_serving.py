@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from passlora import Config, PassLora, PassloraError, train
+from passlora.network.factory import rebuild
+from passlora.serving import PassLoraConfig, PassLoraForImageClassification
 
 SIZES = ((8, 8), (64, 40), (120, 90), (65, 64))
 
@@ -174,6 +176,32 @@ def test_features_of_unit_length(copy):
                 z = [rows / rows.square().sum(dim=1, keepdim=True).sqrt() for rows in z]
             expected = torch.stack([model.head(rows)[:, v::4] for v, rows in enumerate(z)]).mean(dim=0)
             torch.testing.assert_close(model(pixels).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments"),
+    [
+        ("test_vit_relpos", {"img_size": 32}),
+        ("eva02_tiny_patch14_224", {"img_size": 28, "depth": 1}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 4, "depths": [1, 2], "num_heads": [1, 2]}),
+    ],
+    ids=["relative positions", "rotary positions", "windows"],
+)
+def test_buffers_that_no_file_holds(tmp_path, architecture, arguments):
+    torch.manual_seed(0)
+    features = rebuild(architecture, arguments).num_features
+    config = PassLoraConfig(architecture, arguments, feature_dim=features, num_labels=3)
+    model = PassLoraForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForImageClassification.from_pretrained(tmp_path)
+    buffers = dict(again.named_buffers())
+    assert buffers.keys() > {name for name, _ in model.named_buffers()} & model.state_dict().keys(), (
+        "some are not saved"
+    )
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    pixels = torch.rand(2, 3, arguments["img_size"], arguments["img_size"])
+    with torch.no_grad():
+        assert torch.equal(again(pixels).logits, model(pixels).logits)
 
 
 def test_the_image_processor_alone(merged):
