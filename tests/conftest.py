@@ -19,8 +19,14 @@ from PIL import Image
 
 from passlora import Config
 from passlora.cli.main import main
-from passlora.method.classifiers.head import Head
+from passlora.config import MethodConfig
+from passlora.method.classifiers import Head
 from passlora.method.memory import Draw
+
+
+def plain_head(dim):
+    """A head of one node a class: `grow(n)` adds n nodes."""
+    return Head(dim, Config.make(preset="finetune", num_tasks=1).method)
 
 
 def pytest_collection_modifyitems(items):
@@ -58,8 +64,8 @@ def case():
 
         def __init__(self):
             g = torch.Generator().manual_seed(7)
-            self.head = Head(self.dim).double()
-            self.head.grow(self.views * (self.old + self.new))
+            self.head = Head(self.dim, MethodConfig()).double()
+            self.head.grow(self.old + self.new)
             with torch.no_grad():
                 self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=g, dtype=torch.float64))
                 self.head.bias.copy_(torch.randn(self.head.bias.shape, generator=g, dtype=torch.float64))
