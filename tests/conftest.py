@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -27,6 +29,24 @@ from passlora.method.memory import Draw
 def plain_head(dim):
     """A head of one node a class: `grow(n)` adds n nodes."""
     return Head(dim, Config.make(preset="finetune", num_tasks=1).method)
+
+
+def in_two_shares(work):
+    """`work(rank, reduce)` for two ranks at once, `reduce` adding a tensor up over both; returns both results."""
+    barrier, given = threading.Barrier(2, timeout=60), [None, None]
+
+    def run(rank):
+        def reduce(tensor):
+            given[rank] = tensor.clone()
+            barrier.wait()
+            total = given[0] + given[1]
+            barrier.wait()
+            return total
+
+        return work(rank, reduce)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
 
 
 def pytest_collection_modifyitems(items):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import in_two_shares
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +151,42 @@ def test_state_survives_a_round_trip():
     other.load_state_dict(made.state_dict())
     assert torch.equal(other.means, made.means) and torch.equal(other.spread, made.spread)
     assert other.radius == made.radius and other.num_classes == 3
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("prototype_views", [1, 4])
+def test_a_task_is_remembered_from_shards_as_from_one_pass(full, prototype_views):
+    """`remember` on two processes, each with its share in batches, against numpy over all features at once."""
+    rng = np.random.default_rng(0)
+    z, classes = torch.tensor(rng.normal(size=(20, 4, 5))), torch.tensor(rng.permutation([0] * 7 + [1] * 13))
+    covariance = "full" if full else "diag"
+
+    def share(rank, reduce):
+        own = torch.arange(20).split([8, 12])[rank]
+        batches = [(z[part], classes[part], part) for part in own.split(3)]
+        made = memory(5, 4, prototype_views, covariance)
+        made.remember(TaskFeatures(lambda: batches, 2, 20, 5, reduce=reduce))
+        return made.state_dict()
+
+    one = memory(5, 4, prototype_views, covariance)
+    one.remember(of_tensors(z, classes))
+    for two in in_two_shares(share):
+        for name, tensor in one.state_dict().items():
+            assert torch.allclose(two[name], tensor, atol=1e-6), name
+    for row in range(2 * prototype_views):
+        own = z[classes == row // prototype_views, row % prototype_views].numpy()
+        np.testing.assert_allclose(one.means[row], own.mean(axis=0), atol=1e-6)
+        stored = np.cov(own.T)
+        np.testing.assert_allclose(one.spread[row], stored if full else np.diag(stored), atol=1e-5)
+
+
+@pytest.mark.parametrize("covariance", ["radius", "diag", "full"])
+def test_forms_are_those_of_the_state(covariance):
+    made = memory(prototype_views=4, covariance=covariance)
+    for classes in (0, 3):
+        if classes:
+            z, nodes = samples([5] * 4 * classes)
+            made.add(statistics(z, nodes, 4 * classes, covariance == "full"))
+        state, forms = made.state_dict(), made.forms(classes)
+        assert {n: (t.shape, t.dtype) for n, t in state.items()} == {n: (t.shape, t.dtype) for n, t in forms.items()}
+        assert all(form.is_meta for form in forms.values())

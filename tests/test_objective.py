@@ -18,6 +18,7 @@ from passlora.method.objective import (
     hard_losses,
     implicit_losses,
     kd_loss,
+    lwf_loss,
     nearest_new,
     new_loss,
     objective,
@@ -211,6 +212,17 @@ def test_the_total(case):
     assert float(losses.total) == pytest.approx(float(losses.new + 3 * losses.old + 5 * losses.kd), rel=1e-12)
     first = objective(case.head, case.z, case.nodes, None, None, config)
     assert torch.equal(first.total, losses.new) and float(first.old) == float(first.kd) == 0
+
+
+def test_every_term_counts_whatever_is_distilled(case):
+    """Distilling outputs leaves prototype augmentation in the sum; in the first task both are 0."""
+    config = MethodConfig(kd_on="logits", proto_aug_weight=3.0, kd_weight=5.0)
+    old_nodes = case.views * case.old
+    outputs = case.head(case.teacher)[:, :old_nodes].detach()
+    losses = objective(case.head, case.z, case.nodes, case.draw, Teacher(case.teacher, outputs), config)
+    assert torch.equal(losses.old, old_loss(case.head, case.draw, case.z, case.nodes, config)) and float(losses.old) > 0
+    assert torch.equal(losses.kd, lwf_loss(case.head(case.z)[:, :old_nodes], outputs)) and float(losses.kd) > 0
+    assert float(losses.total) == pytest.approx(float(losses.new + 3 * losses.old + 5 * losses.kd), rel=1e-12)
 
 
 @pytest.mark.parametrize(
