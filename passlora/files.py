@@ -82,10 +82,14 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], about: dict[str, str] | None = None) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write(path, lambda temporary: save_file(state, temporary, metadata=about))
+    try:
+        write(path, lambda temporary: save_file(state, temporary, metadata=about))
+    except SafetensorError as error:  # a full disk, for one
+        raise PassloraError(f"{path} cannot be written ({' '.join(str(error).split())[:200]})") from None
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

@@ -251,6 +251,7 @@ def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
         *(("seconds", "x"), ("bias", [1, 2, 3]), ("task_sizes", {}), ("task_sizes", [4, 3, 10**18])),
         *(("stage_accuracy", ["10", "20", "30"]), ("stage_accuracy", [1.0, 2.0]), ("accuracy_matrix", [["<b>"]])),
         *(("last", None), ("compare", []), ("preset", 5), ("calibration", [["a", "b", "c"]])),
+        ("classes", ["\ud800", *"123456789"]),  # half a letter, which no file can hold
     ):
         results = json.loads((runs / "main" / "results.json").read_text())
         (folder / "results.json").write_text(json.dumps({**results, name: value}))

@@ -61,7 +61,9 @@ def render(runs: list[Run]) -> str:
                 "settings": sections.settings(run),
             },
         }
-    return templates.fill("report.html.j2", values)
+        html = templates.fill("report.html.j2", values)
+        html.encode("utf-8")  # a name may hold half a letter, which no file can
+    return html
 
 
 def save_plots(runs: list[Run], folder: Path) -> None:

@@ -17,11 +17,7 @@ from passlora.data.corruptions import ROBUSTNESS
 from passlora.errors import PassloraError
 from passlora.folder import layout
 from passlora.folder.manifest import read_manifest
-
-NEEDED = (
-    *("preset", "inference", "inference_modes", "compare", "task_sizes", "seconds"),
-    *("last", "avg", "forgetting", "stage_accuracy", "accuracy_matrix"),
-)
+from passlora.folder.results import read_results
 
 
 @dataclass
@@ -86,13 +82,10 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """The run in `folder`; anything unexpected is one clear error."""
+    results: Any = read_results(folder)
+    if not results.get("finished"):
+        raise PassloraError(f"{folder} is not finished: the same passlora train command goes on with it")
     try:
-        results = json.loads((folder / layout.RESULTS).read_text(encoding="utf-8"))
-        if not results.get("finished"):
-            raise PassloraError(f"{folder} is not finished: the same passlora train command goes on with it")
-        missing = [name for name in NEEDED if name not in results]
-        if missing:
-            raise KeyError(missing[0])
         seeds = results.get("runs", {})
         if not all(re.fullmatch(r"(seed|order)_\d+", name) for name in seeds):
             raise ValueError("a run's name")
@@ -104,8 +97,6 @@ def read_run(folder: Path) -> Run:
             read_yaml(str(folder / layout.CONFIG)) if (folder / layout.CONFIG).is_file() else {},
             read_robustness(folder),
         )
-    except FileNotFoundError:
-        raise PassloraError(f"{folder} holds no {layout.RESULTS}: it is no run of passlora train") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PassloraError(f"{folder} holds a run that cannot be read ({type(error).__name__}: {error})") from None
 

@@ -59,16 +59,15 @@ NEEDED = (
 
 def read_results(folder: Path) -> Results:
     """The results of a run's folder, with all that every run has."""
-    path = folder / RESULTS
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         missing = [name for name in NEEDED if name not in results]
+        if missing:
+            raise KeyError(missing[0])
     except FileNotFoundError:
         raise PassloraError(f"{folder} holds no {RESULTS}: it is no run of passlora train") from None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise PassloraError(f"{path} cannot be read ({type(error).__name__})") from None
-    if missing:
-        raise PassloraError(f"{path} is no run's: it has no {missing[0]}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PassloraError(f"{folder} holds a run that cannot be read ({type(error).__name__}: {error})") from None
     return results
 
 

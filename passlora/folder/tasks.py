@@ -49,7 +49,7 @@ def write_task(folder: Path, task: int, state: TaskState, settings: dict[str, An
         if state.adapter_config is not None:
             write_tensors(new / ADAPTER, state.backbone)
             state.adapter_config.save_pretrained(str(new))
-        else:
+        elif state.backbone:
             write_tensors(new / BACKBONE, state.backbone)
         write_tensors(new / CLASSIFIER, state.classifier)
         if state.memory:
@@ -87,7 +87,8 @@ def read_task(folder: Path, task: int, entry: TaskEntry, forms: TaskState, root:
             raise PassloraError(f"{part / name} is not among the files of the model")
         return read_tensors(root, part / name, expected, entry.files[name])
 
-    backbone = read(ADAPTER if ADAPTER_CONFIG in entry.files else BACKBONE, forms.backbone)
+    weights = ADAPTER if ADAPTER_CONFIG in entry.files else BACKBONE
+    backbone = read(weights, forms.backbone) if forms.backbone else {}
     memory = read(MEMORY, forms.memory) if forms.memory else {}
     return TaskState(backbone, read(CLASSIFIER, forms.classifier), memory)
 

@@ -132,13 +132,13 @@ def metadata(manifest: Manifest, title: str, licence: str | None) -> str:
     ]
     data = ModelCardData(
         model_name=title,
-        library_name="peft" if manifest.settings["lora_r"] else "passlora",
+        library_name="peft" if has_adapter(manifest.settings) else "passlora",
         base_model=base,
         datasets=datasets or None,
         license=licence or base_licence,
         pipeline_tag="image-classification",
         tags=["passlora", "class-incremental-learning", "continual-learning", "pass++", "timm"]
-        + (["lora"] if manifest.settings["lora_r"] else []),
+        + (["lora"] if has_adapter(manifest.settings) else []),
         eval_results=evaluation or None,
     )
     return data.to_yaml()
@@ -159,6 +159,10 @@ def base_model(settings: dict[str, Any]) -> tuple[str | None, str]:
     return (known.hf_hub_id if known else None), (known.license if known else None) or "other"
 
 
+def has_adapter(settings: dict[str, Any]) -> bool:
+    return settings["lora_r"] > 0 and settings["adapt_tasks"] != "none"
+
+
 def is_local(settings: dict[str, Any]) -> bool:
     """Whether the backbone came from a file or folder, which whoever reads the card must have."""
     return split_local(settings["model_name_or_path"], settings["model_architecture"])[1] is not None
@@ -167,7 +171,7 @@ def is_local(settings: dict[str, Any]) -> bool:
 def timm_name(settings: dict[str, Any]) -> str | None:
     """What timm calls the backbone, if stock peft can put an adapter of ours on it."""
     name = settings["model_name_or_path"]
-    if not settings["lora_r"] or not settings["pretrained"] or is_local(settings) or name == "passlora/vit-mini":
+    if not has_adapter(settings) or not settings["pretrained"] or is_local(settings) or name == "passlora/vit-mini":
         return None
     return f"hf-hub:{name}" if "/" in name and ":" not in name else name
 
@@ -175,7 +179,7 @@ def timm_name(settings: dict[str, Any]) -> str | None:
 def task_lines(manifest: Manifest) -> list[TaskLine]:
     lines = []
     for task, seen in zip(manifest.tasks, accumulate(len(task.classes) for task in manifest.tasks), strict=True):
-        tested = getattr(task, "tested", None)
+        tested = task.tested
         accuracy = "" if task.accuracy is None else f"{task.accuracy:.1f}"
         lines.append(TaskLine(task.classes, seen, seen if tested is None else tested, accuracy))
     return lines

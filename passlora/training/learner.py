@@ -33,7 +33,7 @@ from passlora.training.steps import Hooks, State, TaskTraining
 class TaskState:
     """What a task leaves behind: all it takes to go on from there."""
 
-    backbone: State  # the adapter, or the whole backbone where that is trained
+    backbone: State  # the adapter, or the whole backbone where that is trained; empty for one that never is
     classifier: State
     memory: State  # empty for classifiers that are not trained: they remember for themselves
     adapter_config: Any = None  # peft's, for files that stock peft reads
@@ -81,6 +81,11 @@ class Learner:
         """Whether the next task trains the network."""
         tasks = self.config.method.adapt_tasks
         return tasks == "all" or (tasks == "first" and self.task == 0)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no task ever trains the network: the pretrained backbone is all there is to it."""
+        return self.config.method.adapt_tasks == "none"
 
     def get_ready(self, data: TaskData) -> None:
         """Take up the options that save time or memory; what cannot work says so before anything has changed."""
@@ -145,13 +150,14 @@ class Learner:
         """A copy of what the tasks so far have left."""
         backbone, classifier = self.network.backbone, self.network.classifier
         memory = copied(self.memory.state_dict()) if classifier.trained else {}
+        if self.is_frozen:
+            return TaskState({}, copied(classifier.state_dict()), memory)
         return TaskState(copied(backbone.state()), copied(classifier.state_dict()), memory, backbone.adapter_config)
 
     def forms(self, classes: int) -> TaskState:
         """What `state` holds with so many classes, as tensors without data."""
-        backbone = {
-            name: torch.empty_like(tensor, device="meta") for name, tensor in self.network.backbone.state().items()
-        }
+        weights = {} if self.is_frozen else self.network.backbone.state()
+        backbone = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
         memory = self.memory.forms(classes) if self.network.classifier.trained else {}
         return TaskState(backbone, self.network.classifier.forms(classes), memory)
 
@@ -159,7 +165,8 @@ class Learner:
         """Become what was saved after `tasks` tasks."""
         self.network.classifier.grow(classes)
         self.network.classifier.load_state_dict(state.classifier)
-        self.network.backbone.load_state(state.backbone)
+        if state.backbone:
+            self.network.backbone.load_state(state.backbone)
         if state.memory:
             self.memory.load_state_dict(state.memory)
         self.network.eval()

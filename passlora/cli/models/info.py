@@ -41,10 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
 def print_about(name: str, about: dict[str, Any]) -> None:
     settings, tasks = about["settings"], about["tasks"]
     lora = f"LoRA r = {settings['lora_r']}" if settings["lora_r"] else "trained whole"
-    rows = [["task", "classes", "learnt", "accuracy %", "kB", ""]]
+    lora = "frozen" if settings["adapt_tasks"] == "none" else lora
+    rows, seen = [["task", "classes", "learnt", "accuracy %", "kB", ""]], 0
     for i, task in enumerate(tasks):
         classes, kilobytes = task["classes"], f"{task['bytes'] / 1024:.0f}"
+        seen += len(classes)
         accuracy = "" if task["accuracy"] is None else f"{task['accuracy']:.1f}"
+        if task["tested"] is not None:
+            accuracy += f" on {task['tested']} of {seen} classes"
         shown = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
         rows.append([str(i), str(len(classes)), task["learnt"], accuracy, kilobytes, shown])
     size = f"{about['bytes'] / 1024:,.0f} kB in all"
