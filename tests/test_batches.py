@@ -28,7 +28,9 @@ from passlora.data.batches import (
 from passlora.data.dataset import load_dataset
 from passlora.data.rows import Split
 from passlora.model.passlora import PassLora
-from passlora.network.backbone import IMAGENET_MEAN, IMAGENET_STD, as_pixel, prepare
+from passlora.model.predictions import scores as predicted_scores
+from passlora.network.backbone import as_pixel, prepare
+from passlora.network.factory import IMAGENET_MEAN, IMAGENET_STD
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
@@ -218,7 +220,8 @@ def test_evaluation_reads_what_predict_reads(tmp_path, sizes):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    model = PassLora.create(num_train_epochs=2, per_device_train_batch_size=8, horizontal_flip=False)
+    tiny = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 64}
+    model = PassLora.create(**tiny, num_train_epochs=2, per_device_train_batch_size=8, horizontal_flip=False)
     model.learn(folder_of(tmp_path_factory.mktemp("learnt") / "x", SMALL + LARGE))
     return model
 
@@ -233,8 +236,10 @@ def test_evaluate_answers_as_predict_does_image_by_image(model, tmp_path, sizes)
     assert model.evaluate(root).confusion.tolist() == wanted.tolist()
     rows = np.arange(len(paths))
     tested = images_of(root).__getitems__(Plan(rows, None, rows)).images
-    scores = model.learner.network.scores(tested, ["multiview"])["multiview"]
-    assert torch.allclose(model.scores([Image.open(path) for path in paths], "multiview"), scores, atol=1e-5)
+    learner = model.learner
+    scores = learner.network.scores(learner.network.features(tested, 4), ["multiview"], learner.memory)["multiview"]
+    predicted = predicted_scores(learner, [Image.open(path) for path in paths], "multiview")
+    assert torch.allclose(predicted, scores, atol=1e-5)
 
 
 def test_training_on_small_images_among_large_ones(tmp_path):

@@ -39,14 +39,14 @@ def runs(tmp_path_factory):
         "crop_padding": 0,
     }
     main = {"extra_inference": ["single"], "compare": ["ncm"], "measure_drift": True, "output_dir": str(root / "main")}
-    train(Config.make(**base, **main), lambda message: None)
+    train(Config.make(**base, **main))
     (root / "main" / "eval").mkdir()
     learnt = json.loads((root / "main" / "passlora.json").read_text())["tasks"][-1]["learnt"]
     found = {"severity": 2, "clean": 61.0, "accuracy": {"fog": 33.0, "snow": 44.0}, "mean": 38.5}
     found |= {"images": 50, "learnt": learnt}
     (root / "main" / "eval" / "robustness.json").write_text(json.dumps(found))
     other = {"preset": "finetune", "seeds": [0, 1], "output_dir": str(root / "other")}
-    train(Config.make(**base, **other), lambda message: None)
+    train(Config.make(**base, **other))
     return root
 
 

@@ -92,7 +92,7 @@ def test_two_steps_a_task_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
     few = lambda self, data, modes: evaluate(self, TaskData(data.images, data.rows[:4], data.classes), modes)
     monkeypatch.setattr(Learner, "evaluate", few)
     with pytest.raises(EnoughError):
-        train(config, lambda message: None)
+        train(config)
     assert [task for task, _, _ in seen] == [0, 0, 1, 1]
     assert all(old == kd == 0 for _, old, kd in seen[:2]), "nothing to remember yet"
     assert all(old > 0 for _, old, _ in seen[2:]) and seen[3][2] > 0, "prototypes; and the student has left its teacher"

@@ -2,26 +2,50 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from passlora import PassloraError, files, train
+from passlora import Config, PassLora, PassloraError, files, train
 from passlora.config import load
+from passlora.data.dataset import load_dataset
 from passlora.data.scenario import Scenario
-from passlora.folder import store
+from passlora.folder.manifest import read_manifest
+from passlora.runs.folder import claim
 from passlora.training import metrics
+
+TINY = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32}  # where the size does not matter
+
+
+class Listener(logging.Handler):
+    """What the library says, for fixtures that several tests share (caplog is one test's)."""
+
+    def __init__(self):
+        super().__init__(logging.INFO)
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+    def __enter__(self):
+        logger = logging.getLogger("passlora")
+        self.level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        return self.said
+
+    def __exit__(self, *_):
+        logging.getLogger("passlora").removeHandler(self)
+        logging.getLogger("passlora").setLevel(self.level)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A real run with two seeds, two inference modes and a comparison."""
-    from passlora import Config
-
     folder = tmp_path_factory.mktemp("runs") / "run"
-    said = []
     config = Config.make(
         dataset_name="digits",
         task_sizes=[4, 3, 3],
@@ -34,7 +58,9 @@ def finished(tmp_path_factory):
         seeds=[0, 3],
         output_dir=str(folder),
     )
-    return folder, train(config, said.append), "\n".join(said)
+    with Listener() as said:
+        results = train(config)
+    return folder, results, "\n".join(said)
 
 
 def test_results_json_has_everything_in_percent(finished):
@@ -71,12 +97,9 @@ def test_what_is_noted_of_each_task(finished):
 def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path):
     """Against means of features by hand, from the saved models."""
     config = tiny(measure_drift=True, num_train_epochs=3, output_dir=str(tmp_path))
-    drift = train(config, lambda message: None)["drift"]
+    drift = train(config)["drift"]
     assert len(drift[0]) == 1 and drift[0][0] == pytest.approx(0, abs=1e-5), "nothing has moved yet"
     assert len(drift[1]) == 2 and drift[1][1] == pytest.approx(0, abs=1e-5)
-    from passlora import PassLora
-    from passlora.data.dataset import load_dataset
-
     data = load_dataset(config.data, 0).train
     learner = PassLora.from_pretrained(tmp_path).learner
     learner.network.eval()
@@ -117,14 +140,16 @@ def test_the_folder_holds_a_model_a_task_and_no_image(finished):
         assert {p.name for p in part.iterdir()} == {
             "adapter_config.json",
             "adapter_model.safetensors",
-            "head.safetensors",
+            "classifier.safetensors",
+            "memory.safetensors",
+            "settings.json",
         }
-        assert load_file(part / "head.safetensors")["weight"].shape == (4 * seen, 192)
+        assert load_file(part / "classifier.safetensors")["weight"].shape == (4 * seen, 192)
+        assert load_file(part / "memory.safetensors")["means"].shape == (4 * seen, 192)
         adapter = load_file(part / "adapter_model.safetensors")
         assert sum(t.numel() for t in adapter.values()) == 18_432
-    heads = [load_file(folder / f"task_{t:02d}" / "head.safetensors")["weight"] for t in (1, 2)]
+    heads = [load_file(folder / f"task_{t:02d}" / "classifier.safetensors")["weight"] for t in (1, 2)]
     assert not torch.equal(heads[0], heads[1][:28]), "each task has a head of its own"
-    assert load_file(folder / "prototypes.safetensors")["means"].shape == (40, 192)
     suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file() and p.name != ".lock"}
     assert suffixes == {".safetensors", ".json", ".jsonl", ".yaml", ".csv", ".md", ".png"}
 
@@ -159,39 +184,29 @@ def test_the_resolved_config_is_saved(finished):
 def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path):
     flat = load(str(finished[0] / "config.yaml"), {}).flat()
     with pytest.raises(PassloraError, match=r"kd_weight was 10.0, is 3.*--overwrite_output_dir"):
-        store.claim(finished[0], {**flat, "kd_weight": 3}, overwrite=False)
+        claim(finished[0], {**flat, "kd_weight": 3}, overwrite=False)
     (tmp_path / "thesis.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(PassloraError, match="holds no run"):
-            store.claim(tmp_path, flat, overwrite)
+            claim(tmp_path, flat, overwrite)
     assert (tmp_path / "thesis.txt").exists()
 
 
 def test_a_finished_run_is_read_again_not_run_again(finished, monkeypatch):
     folder, results, _ = finished
-    monkeypatch.setattr("passlora.runs.run.Learner", None)  # nothing may be learnt
-    said = []
-    again = train(load(str(folder / "config.yaml"), {}), said.append)
+    monkeypatch.setattr("passlora.runs.stream.PassLora", None)  # nothing may be learnt
+    with Listener() as said:
+        again = train(load(str(folder / "config.yaml"), {}))
     assert "".join(said).count("finished already") == 4
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
 
 
 def test_a_mistake_can_be_corrected_in_the_same_folder(tiny, tmp_path):
-    flags = {"max_train_per_class": 1, "max_test_per_class": 1, "preset": "finetune"}
+    flags = {"max_train_per_class": 1, "max_test_per_class": 1, "preset": "finetune", **TINY}
     with pytest.raises(PassloraError, match="does not exist"):
-        train(tiny(dataset_name="./nowhere", output_dir=str(tmp_path / "run"), **flags), lambda text: None)
-    results = train(tiny(output_dir=str(tmp_path / "run"), **flags), lambda text: None)
+        train(tiny(dataset_name="./nowhere", output_dir=str(tmp_path / "run"), **flags))
+    results = train(tiny(output_dir=str(tmp_path / "run"), **flags))
     assert results["finished"]
-
-
-def test_overwriting_removes_the_runs_own_files_only(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: 1")
-    for name in ("notes.txt", "holiday.png"):
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "task_00").mkdir()
-    store.claim(tmp_path, {"dataset_name": "digits", "a": 2}, overwrite=True)
-    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "holiday.png", "config.yaml"}
-    assert (tmp_path / "config.yaml").read_text() == "dataset_name: digits\na: 2\n"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
@@ -215,17 +230,18 @@ def test_class_orders_in_one_call(tiny, tmp_path):
         max_train_per_class=2,
         preset="finetune",
         output_dir=str(tmp_path),
+        **TINY,
     )
-    results = train(config, lambda text: None)
+    results = train(config)
     orders = [run["classes"] for run in results["runs"].values()]
     assert list(results["runs"]) == ["order_1", "order_2"] and orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == [str(d) for d in range(10)]
 
 
 def test_a_diverging_run_stops_with_a_sentence(tiny, tmp_path):
-    config = tiny(learning_rate=1e30, num_train_epochs=2, output_dir=str(tmp_path), max_train_per_class=2)
+    config = tiny(learning_rate=1e30, num_train_epochs=2, output_dir=str(tmp_path), max_train_per_class=2, **TINY)
     with pytest.raises(PassloraError, match="lower --learning_rate"):
-        train(config, lambda text: None)
+        train(config)
 
 
 def test_a_task_without_test_images_is_refused(image_tree, tiny, tmp_path):
@@ -234,4 +250,27 @@ def test_a_task_without_test_images_is_refused(image_tree, tiny, tmp_path):
         path.unlink()
     config = tiny(dataset_name=str(root), task_sizes=[2, 1], output_dir=str(tmp_path / "out"))
     with pytest.raises(PassloraError, match=r"task 1 \(owl\) has no test images"):
-        train(config, lambda text: None)
+        train(config)
+
+
+@pytest.mark.parametrize("preset", ["pass++", "fetril"])
+def test_a_run_is_a_loop_over_learn(preset, image_tree, tmp_path):
+    """With the same settings, seed and images, two calls of `learn` leave the very files that a run leaves."""
+    root = image_tree(classes=("ape", "bee", "cat", "dog"), size=(20, 16))
+    settings = {"preset": preset, **TINY, "num_train_epochs": 2, "per_device_train_batch_size": 3, "seed": 0}
+    settings |= {"lr_milestones": [1], "gradient_accumulation_steps": 2}
+    train(Config.make(dataset_name=str(root), task_sizes=[2, 2], output_dir=str(tmp_path / "run"), **settings))
+    model = PassLora.create(**settings)
+    for classes in (["ape", "bee"], ["cat", "dog"]):
+        model.learn(root, classes=classes)
+    model.save_pretrained(tmp_path / "taught")
+    run, taught = (read_manifest(tmp_path / name) for name in ("run", "taught"))
+    for ours, theirs in zip(run.tasks, taught.tasks, strict=True):
+        assert ours.files == theirs.files and {"adapter_model.safetensors", "classifier.safetensors"} <= set(ours.files)
+        assert (ours.classes, ours.accuracy) == (theirs.classes, theirs.accuracy)
+    assert run.tasks[0].files["classifier.safetensors"] != run.tasks[1].files["classifier.safetensors"]
+    other = PassLora.create(**{**settings, "num_train_epochs": 1})
+    other.learn(root, classes=["ape", "bee"])
+    other.save_pretrained(tmp_path / "other")
+    changed = read_manifest(tmp_path / "other").tasks[0].files
+    assert changed["adapter_model.safetensors"] != run.tasks[0].files["adapter_model.safetensors"], "digests can differ"
