@@ -25,7 +25,7 @@ from passlora.hub.card import write_card
 from passlora.model import export
 from passlora.model.lesson import Lesson, LoadedData, data_config, load_data, read_test_split, rows_of
 from passlora.model.predictions import Picture, Prediction, as_picture, predictions
-from passlora.model.teaching import Plan, teach
+from passlora.model.teaching import Request, teach
 from passlora.training.accelerator import make_accelerator
 from passlora.training.evaluation import Evaluation
 from passlora.training.learner import Learner, TaskState
@@ -124,8 +124,8 @@ class PassLora:
             if self.learner.network.num_classes != len(self.classes):
                 raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
             loaded = data if isinstance(data, LoadedData) else self._load(data, reading)
-            plan = Plan(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
-            lesson, entry, state = teach(self.learner, self.tasks, plan)
+            request = Request(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
+            lesson, entry, state = teach(self.learner, self.tasks, request)
         self.tasks = [*self.tasks, entry]
         self.unsaved[len(self.tasks) - 1] = state
         return lesson
