@@ -262,17 +262,17 @@ def test_a_run_ends_with_the_commands_that_go_on_from_there(capsys, preset, data
 def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
     def printed(**measured):
         nothing = dict.fromkeys(("old_before", "old_after", "new_after", "all_after", "continued_at", "untested"))
-        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": None}
+        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": 0}
         learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
         return capsys.readouterr().out.splitlines()[1:-1]
 
-    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0)
+    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0, tested_classes=3)
     assert whole[-1].split() == ["all", "classes", "75.0%"] and len(whole) == 4
-    assert printed(new_after=70.0, all_after=70.0, tested_classes=1) == [
+    assert printed(new_after=70.0, tested_classes=1) == [
         "new classes  70.0%",
         "tested on 1 of 3 classes",
     ]
-    assert printed(tested_classes=0) == printed() == []
+    assert printed() == []
 
 
 def test_an_interruption_says_whether_the_same_command_goes_on(cli, command, monkeypatch):
