@@ -17,6 +17,7 @@ import torch
 
 from . import growth, inference, step
 from .arithmetic import arithmetic
+from .lessons import lessons
 from .profile import draw, profile
 from .timing import Row, table
 
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "growth": growth.old_classes,
     "collecting": growth.collecting,
     "tasks": growth.many_tasks,
+    "learn": lessons,
     "inference": inference.inference,
     "start-up": inference.start_up,
     "profile": profile,

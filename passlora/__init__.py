@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from passlora.runs.run import train
     from passlora.training.learner import Learner
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -19,8 +21,32 @@ from PIL import Image
 
 from passlora import Config
 from passlora.cli.main import main
-from passlora.method.classifiers.head import Head
+from passlora.config import MethodConfig
+from passlora.method.classifiers import Head
 from passlora.method.memory import Draw
+
+
+def plain_head(dim):
+    """A head of one node a class: `grow(n)` adds n nodes."""
+    return Head(dim, Config.make(preset="finetune", num_tasks=1).method)
+
+
+def in_two_shares(work):
+    """`work(rank, reduce)` for two ranks at once, `reduce` adding a tensor up over both; returns both results."""
+    barrier, given = threading.Barrier(2, timeout=60), [None, None]
+
+    def run(rank):
+        def reduce(tensor):
+            given[rank] = tensor.clone()
+            barrier.wait()
+            total = given[0] + given[1]
+            barrier.wait()
+            return total
+
+        return work(rank, reduce)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
 
 
 def pytest_collection_modifyitems(items):
@@ -58,8 +84,8 @@ def case():
 
         def __init__(self):
             g = torch.Generator().manual_seed(7)
-            self.head = Head(self.dim).double()
-            self.head.grow(self.views * (self.old + self.new))
+            self.head = Head(self.dim, MethodConfig()).double()
+            self.head.grow(self.old + self.new)
             with torch.no_grad():
                 self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=g, dtype=torch.float64))
                 self.head.bias.copy_(torch.randn(self.head.bias.shape, generator=g, dtype=torch.float64))

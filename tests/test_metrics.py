@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from passlora.data.scenario import Scenario
 from passlora.training import metrics
+from passlora.training.evaluation import CALIBRATION_BINS, Evaluation, tally
 
 # Worked by hand: three tasks. Forgetting after task 3: task 1: max(90, 80) - 70 = 20; task 2: 60 - 65 = -5.
 MATRIX = [[90.0, None, None], [80.0, 60.0, None], [70.0, 65.0, 50.0]]
@@ -63,8 +65,23 @@ def test_the_calibration_error_by_hand():
     bins = np.zeros((15, 3))
     bins[13] = [4, 2, 3.6]
     bins[7] = [1, 1, 0.5]
-    evaluation = metrics.Evaluation(np.eye(2), bins)
+    evaluation = Evaluation(np.eye(2), bins)
     assert evaluation.calibration_error == pytest.approx(100 * (4 / 5 * 0.4 + 1 / 5 * 0.5))
+
+
+def test_counts_of_batches_by_hand():
+    """Three images in two batches: right at 0.88, wrong at 0.73, right at exactly 1/2 of two classes."""
+    confusion, bins = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(CALIBRATION_BINS, 3)
+    tally(torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), confusion, bins)
+    tally(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), confusion, bins)
+    assert confusion.tolist() == [[2, 0], [1, 0]]
+    sure, unsure = 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1))
+    expected = np.zeros((CALIBRATION_BINS, 3))
+    expected[13], expected[10], expected[7] = [1, 1, sure], [1, 0, unsure], [1, 1, 0.5]
+    np.testing.assert_allclose(bins, expected, atol=1e-6)
+    found = Evaluation(confusion.numpy(), bins.double().numpy())
+    assert found.accuracy == pytest.approx(200 / 3) and found.tested_classes == 2
+    assert found.calibration_error == pytest.approx(100 / 3 * (1 - sure + unsure + 0.5), rel=1e-5)
 
 
 def test_mean_and_deviation_over_runs():

@@ -7,16 +7,18 @@ import math
 
 import pytest
 import torch
+from conftest import plain_head
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from passlora.config import MethodConfig
-from passlora.method.classifiers.head import Head
 from passlora.method.memory import Draw
 from passlora.method.objective import (
+    Teacher,
     explicit_losses,
     hard_losses,
     implicit_losses,
     kd_loss,
+    lwf_loss,
     nearest_new,
     new_loss,
     objective,
@@ -48,7 +50,7 @@ def test_new_loss(case, tau):
     rows = [
         cross_entropy(scaled(logits_of(case.head, z), tau), int(n)) for z, n in zip(case.z, case.nodes, strict=True)
     ]
-    assert float(new_loss(case.head, case.z, case.nodes, tau)) == pytest.approx(sum(rows) / len(rows), rel=1e-12)
+    assert float(new_loss(case.head(case.z), case.nodes, tau)) == pytest.approx(sum(rows) / len(rows), rel=1e-12)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.1])
@@ -203,13 +205,24 @@ def test_kd_has_a_finite_gradient_where_student_equals_teacher(case, reduction):
 
 def test_the_total(case):
     config = MethodConfig(proto_aug_weight=3.0, kd_weight=5.0)
-    losses = objective(case.head, case.z, case.nodes, case.draw, case.teacher, config)
-    assert torch.equal(losses.new, new_loss(case.head, case.z, case.nodes, 1.0))
+    losses = objective(case.head, case.z, case.nodes, case.draw, Teacher(case.teacher), config)
+    assert torch.equal(losses.new, new_loss(case.head(case.z), case.nodes, 1.0))
     assert torch.equal(losses.old, old_loss(case.head, case.draw, case.z, case.nodes, config))
     assert torch.equal(losses.kd, kd_loss(case.z, case.teacher, "mean"))
     assert float(losses.total) == pytest.approx(float(losses.new + 3 * losses.old + 5 * losses.kd), rel=1e-12)
     first = objective(case.head, case.z, case.nodes, None, None, config)
     assert torch.equal(first.total, losses.new) and float(first.old) == float(first.kd) == 0
+
+
+def test_every_term_counts_whatever_is_distilled(case):
+    """Distilling outputs leaves prototype augmentation in the sum; in the first task both are 0."""
+    config = MethodConfig(kd_on="logits", proto_aug_weight=3.0, kd_weight=5.0)
+    old_nodes = case.views * case.old
+    outputs = case.head(case.teacher)[:, :old_nodes].detach()
+    losses = objective(case.head, case.z, case.nodes, case.draw, Teacher(case.teacher, outputs), config)
+    assert torch.equal(losses.old, old_loss(case.head, case.draw, case.z, case.nodes, config)) and float(losses.old) > 0
+    assert torch.equal(losses.kd, lwf_loss(case.head(case.z)[:, :old_nodes], outputs)) and float(losses.kd) > 0
+    assert float(losses.total) == pytest.approx(float(losses.new + 3 * losses.old + 5 * losses.kd), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -228,18 +241,18 @@ def test_gradients_by_finite_differences(case, options):
     fixed = case.z.detach().clone()
 
     def total(weight, bias, z):
-        head = Head(case.dim).double()
+        head = plain_head(case.dim).double()
         head.__dict__.update(weight=weight, bias=bias)
         for name in ("weight", "bias"):
             del head._parameters[name]
-        new = new_loss(head, z, case.nodes, config.temperature)
+        new = new_loss(head(z), case.nodes, config.temperature)
         old = old_loss(head, case.draw, fixed, case.nodes, config)
         return new + config.proto_aug_weight * old + config.kd_weight * kd_loss(z, case.teacher, config.kd_reduction)
 
     weight = case.head.weight.detach().clone().requires_grad_()
     bias = case.head.bias.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(total, (weight, bias, case.z), eps=1e-6, atol=1e-6, rtol=1e-5)
-    losses = objective(case.head, case.z, case.nodes, case.draw, case.teacher, config)
+    losses = objective(case.head, case.z, case.nodes, case.draw, Teacher(case.teacher), config)
     got = torch.autograd.grad(losses.total, [case.head.weight, case.head.bias, case.z])
     expected = torch.autograd.grad(total(weight, bias, case.z), [weight, bias, case.z])
     for a, b in zip(got, expected, strict=True):
@@ -264,7 +277,7 @@ class LargestTensor(TorchDispatchMode):
 def test_thousands_of_old_classes(proto_aug, form):
     """No (drawn, nodes, d) tensor, forward or backward: with 64 x 8,000 x 384 floats it would have 197 M elements."""
     g = torch.Generator().manual_seed(0)
-    head = Head(384)
+    head = plain_head(384)
     head.grow(8_000)
     nodes = torch.randint(7_900, (64,), generator=g)
     means = torch.randn(64, 384, generator=g)

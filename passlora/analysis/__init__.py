@@ -1,0 +1,1 @@
+"""The report page, and the paper's tables and figures."""

@@ -1,0 +1,1 @@
+"""Text tables, pictures and progress bars."""

@@ -91,7 +91,8 @@ class Manifest:
 
     def config(self, **changes: Any) -> Config:
         sizes = [len(task.classes) for task in self.tasks]
-        return Config.from_settings({**self.settings, "task_sizes": sizes, **changes})
+        config = Config.from_settings({**self.settings, "task_sizes": sizes})
+        return config.replace(**changes) if changes else config
 
     def starts_with(self, other: Manifest) -> bool:
         """Whether `other` is this model, at an earlier time or now."""

@@ -1,0 +1,1 @@
+"""What PASS++ and its rivals compute. Knows neither accelerate nor files."""

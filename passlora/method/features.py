@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor, Tensor]  # features (n, views, d), classes (n,) counted from 0, positions in the task (n,)
+# features (n, views, d), classes (n,) counted from 0, positions in the task (n,)
+FeatureBatch = tuple[Tensor, Tensor, Tensor]
 
 
 def alone(tensor: Tensor) -> Tensor:
@@ -23,20 +24,20 @@ class TaskFeatures:
     `reduce` adds a tensor up over all processes. With `keep`, what was computed is kept for the next reader.
     """
 
-    compute: Callable[[], Iterable[Batch]]
+    compute: Callable[[], Iterable[FeatureBatch]]
     num_classes: int  # new ones: classes are 0 to num_classes - 1 here, whatever was learnt before
     num_images: int  # over all processes
     dim: int
     device: torch.device | str = "cpu"
     reduce: Callable[[Tensor], Tensor] = alone
     keep: bool = False
-    _kept: list[Batch] | None = None
+    _kept: list[FeatureBatch] | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[FeatureBatch]:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[Batch] = []
+        kept: list[FeatureBatch] = []
         for batch in self.compute():
             if self.keep:
                 kept.append(batch)

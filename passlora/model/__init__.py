@@ -1,0 +1,1 @@
+"""What a user holds: a model that is taught, asked, restored and passed on."""

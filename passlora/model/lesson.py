@@ -13,6 +13,7 @@ import numpy as np
 from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, TaskData, select
 from passlora.data.dataset import read_splits
+from passlora.data.rows import Split, at_most
 from passlora.errors import PassloraError
 from passlora.training import metrics
 from passlora.training.evaluation import Evaluation
@@ -121,3 +122,16 @@ def public_name(data: LoadedData) -> str | None:
 def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
     """The model's augmentation with another dataset."""
     return dataclasses.replace(config.data, dataset_name=str(data), **settings)
+
+
+def read_test_split(
+    config: Config, data: str | Path, settings: dict[str, Any], known: Sequence[str]
+) -> tuple[Split, list[str]]:
+    """A dataset's test split, or all of it if it has none, and its class names; every class must be known."""
+    reading = data_config(config, data, settings)
+    train, test, names = read_splits(reading, known)
+    split = at_most(train if test is None else test, reading.max_test_per_class, config.training.seed)
+    unknown = [names[label] for label in np.unique(split.labels) if names[label] not in known]
+    if unknown:
+        raise PassloraError(f"the model does not know: {', '.join(unknown[:10])}")
+    return split, names

@@ -13,8 +13,7 @@ from PIL import Image
 from passlora.config import FIELDS, Config
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
-from passlora.data.dataset import read_splits
-from passlora.data.rows import Split, at_most
+from passlora.data.rows import Split
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
 from passlora.folder import format1, history, manifest, saving
@@ -24,9 +23,9 @@ from passlora.folder.tasks import check_state, copy_task
 from passlora.hub import pull, push
 from passlora.hub.card import write_card
 from passlora.model import export
-from passlora.model.lesson import Lesson, LoadedData, data_config, load_data, rows_of
+from passlora.model.lesson import Lesson, LoadedData, data_config, load_data, read_test_split, rows_of
 from passlora.model.predictions import Picture, Prediction, as_picture, predictions
-from passlora.model.teaching import Plan, teach
+from passlora.model.teaching import Request, teach
 from passlora.training.accelerator import make_accelerator
 from passlora.training.evaluation import Evaluation
 from passlora.training.learner import Learner, TaskState
@@ -125,8 +124,8 @@ class PassLora:
             if self.learner.network.num_classes != len(self.classes):
                 raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
             loaded = data if isinstance(data, LoadedData) else self._load(data, reading)
-            plan = Plan(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
-            lesson, entry, state = teach(self.learner, self.tasks, plan)
+            request = Request(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
+            lesson, entry, state = teach(self.learner, self.tasks, request)
         self.tasks = [*self.tasks, entry]
         self.unsaved[len(self.tasks) - 1] = state
         return lesson
@@ -178,7 +177,7 @@ class PassLora:
 
     def evaluate(self, data: str | Path, **settings: Unpack[ReadingSettings]) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
-        return self._evaluate(*self._test_split(data, dict(settings)))
+        return self._evaluate(*read_test_split(self.learner.config, data, dict(settings), self.classes))
 
     def robustness(
         self,
@@ -190,19 +189,10 @@ class PassLora:
         """As `evaluate`: first on the images as they are ("clean"), then under each corruption (docs/analysis.md)."""
         names = tuple(corruptions)
         check(names, severity)
-        split, classes = self._test_split(data, dict(settings))
+        split, classes = read_test_split(self.learner.config, data, dict(settings), self.classes)
         yield "clean", self._evaluate(split, classes)
         for name in names:
             yield name, self._evaluate(corrupted(split, name, severity), classes)
-
-    def _test_split(self, data: str | Path, settings: dict[str, Any]) -> tuple[Split, list[str]]:
-        config = data_config(self.learner.config, data, settings)
-        train, test, names = read_splits(config, self.classes)
-        split = at_most(train if test is None else test, config.max_test_per_class, self.learner.config.training.seed)
-        unknown = [names[label] for label in np.unique(split.labels) if names[label] not in self.classes]
-        if unknown:
-            raise PassloraError(f"the model does not know: {', '.join(unknown[:10])}")
-        return split, names
 
     def _evaluate(self, split: Split, names: list[str]) -> Evaluation:
         size, mode = self.learner.network.backbone.image_size, self.learner.config.method.inference

@@ -20,7 +20,7 @@ from passlora.training.steps import Hooks, State
 
 
 @dataclass
-class Plan:
+class Request:
     """What `PassLora.learn` was asked for."""
 
     data: LoadedData
@@ -32,26 +32,26 @@ class Plan:
     hooks: Hooks
 
 
-def teach(learner: Learner, tasks: list[TaskEntry], plan: Plan) -> tuple[Lesson, TaskEntry, TaskState]:
-    """Learn the plan's classes as one more task."""
-    began, data = time.perf_counter(), plan.data
+def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[Lesson, TaskEntry, TaskState]:
+    """Learn the request's classes as one more task."""
+    began, data = time.perf_counter(), request.data
     known = Manifest({}, tasks).classes
-    new, skipped = new_classes(data, known, plan.classes, plan.on_known)
+    new, skipped = new_classes(data, known, request.classes, request.on_known)
     entry = TaskEntry(new, now(), dataset=public_name(data))
     # By the reader's own check, before an hour of training.
     manifest.check(manifest.to_json(Manifest(settings_of(learner.config), [*tasks, entry])))
     index = {name: i for i, name in enumerate([*known, *new])}
     training = rows_of(data.train, data.class_names, index, len(known))
     lesson = Lesson(new, skipped, len(training.rows))
-    checkpoint, hooks = continuation(learner, len(tasks), plan, lesson)
-    if plan.test_before:
+    checkpoint, hooks = continuation(learner, len(tasks), request, lesson)
+    if request.test_before:
         lesson.old_before = accuracy_before(learner, data, {name: i for i, name in enumerate(known)})
     hooks.on_start(checkpoint)
     learner.learn(training, len(new), hooks, checkpoint)
     state = learner.state()
     check_state(state)  # before anything is recorded of it
     lesson.train_seconds = time.perf_counter() - began
-    test(learner, lesson, data, index)
+    measure_after(learner, lesson, data, index)
     entry.accuracy = lesson.all_after
     if lesson.evaluations and lesson.tested_classes < len(index):
         entry.accuracy = lesson.evaluations[learner.config.method.inference].accuracy
@@ -70,7 +70,7 @@ def accuracy_before(learner: Learner, data: LoadedData, index: dict[str, int]) -
     return share_right(learner.evaluate(tested, [mode])[mode], range(len(index)))
 
 
-def test(learner: Learner, lesson: Lesson, data: LoadedData, index: dict[str, int]) -> None:
+def measure_after(learner: Learner, lesson: Lesson, data: LoadedData, index: dict[str, int]) -> None:
     """Once, on the test images of every class known now."""
     tested = None if data.test is None else rows_of(data.test, data.class_names, index)
     if tested is None or len(tested.rows) == 0:
@@ -84,13 +84,13 @@ def test(learner: Learner, lesson: Lesson, data: LoadedData, index: dict[str, in
     lesson.take(evaluations, learner.config.method.inference, old, len(index))
 
 
-def continuation(learner: Learner, task: int, plan: Plan, lesson: Lesson) -> tuple[State | None, Hooks]:
+def continuation(learner: Learner, task: int, request: Request, lesson: Lesson) -> tuple[State | None, Hooks]:
     """The checkpoint of this lesson, if it was cut off; and hooks that write one."""
-    folder, hooks = plan.folder, plan.hooks
+    folder, hooks = request.folder, request.hooks
     if folder is None:
         return None, hooks
     processes = learner.accelerator.num_processes
-    about = describe_lesson(learner.config, plan.reading, plan.data, lesson, processes)
+    about = describe_lesson(learner.config, request.reading, request.data, lesson, processes)
     checkpoint = read_checkpoint(folder, task, about)
     lesson.continued_at = None if checkpoint is None else int(checkpoint["step"])
 

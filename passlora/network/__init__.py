@@ -1,0 +1,1 @@
+"""f: a timm network with LoRA adapters, or ResNet-18 from scratch; and f together with its classifier."""

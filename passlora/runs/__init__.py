@@ -1,0 +1,1 @@
+"""`passlora train`: a dataset cut into tasks, learnt one after another, with its numbers."""

@@ -112,7 +112,7 @@ class Method:
             if uploads:
                 uploads.push()
         memory = self.model.learner.memory
-        if self.config.method.proto_aug != "none":
+        if self.config.method.uses_prototypes:
             log.info(
                 f"{self.name}: remembers {memory.num_classes} classes by {memory.num_entries:,} numbers "
                 f"({memory.num_bytes / 1024:.0f} kB), radius {memory.radius:.3f}"

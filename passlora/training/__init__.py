@@ -1,0 +1,1 @@
+"""One task: train, remember, fit, test. Knows accelerate, knows no files."""

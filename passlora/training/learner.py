@@ -17,8 +17,7 @@ from passlora.data.batches import TaskData, augmented_plans, eval_plans
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 from passlora.method.classifiers import Head, make_classifier
-from passlora.method.features import Batch as FeatureBatch
-from passlora.method.features import TaskFeatures
+from passlora.method.features import FeatureBatch, TaskFeatures
 from passlora.method.memory import Memory
 from passlora.network.factory import make_backbone
 from passlora.network.network import Network

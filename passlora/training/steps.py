@@ -79,7 +79,7 @@ class TaskTraining:
         self.batch_size = training.per_device_train_batch_size * accelerator.num_processes
         self.draws = generator("draws", training.seed, task, device=accelerator.device)
         self.ask_teacher: AskTeacher | None = None
-        if task and config.method.kd_weight > 0:
+        if task and config.method.uses_teacher:
             self.ask_teacher = make_teacher(config, accelerator, network, data, self.whole_batch)
 
     def run(self, hooks: Hooks, checkpoint: State | None = None) -> None:
@@ -163,7 +163,7 @@ class TaskTraining:
             outputs = F.linear(z_teacher, *self.old_head) if method.kd_on == "logits" else None
             teacher = Teacher(z_teacher, outputs)
         draw = None
-        if self.memory.num_classes and method.proto_aug != "none":
+        if self.memory.num_classes and method.uses_prototypes:
             draw = self.memory.draw(self.batch_size, self.draws, with_noise=method.proto_aug == "explicit")
         z = self.whole_batch(run_student(model, x), len(batch.batch_rows))
         classes = torch.from_numpy(self.data.classes[batch.batch_rows]).to(device, non_blocking=True)
