@@ -25,6 +25,13 @@ SCRATCH = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "imagenet_su
 PRETRAINED = (("cifar100", "CIFAR-100", 10), ("tinyimagenet", "TinyImageNet", 5), ("tinyimagenet", "TinyImageNet", 10))
 
 
+@pytest.fixture(autouse=True)
+def no_pictures_of_single_runs(monkeypatch):
+    """They are most of a tiny run's time, and test_run.py looks at them; an experiment's own are drawn."""
+    for name in ("accuracy_curves", "accuracy_matrix"):
+        monkeypatch.setattr(f"passlora.display.figures.{name}", lambda results, path: path.write_bytes(b""))
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("scale", ["full", "mini"])
 def test_every_cell_is_a_valid_configuration(name, scale, tmp_path):

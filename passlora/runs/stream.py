@@ -28,6 +28,7 @@ from passlora.model.passlora import PassLora
 from passlora.runs.folder import check_still_there
 from passlora.runs.log import TrainingLog
 from passlora.runs.record import Record
+from passlora.training.accelerator import agree
 from passlora.training.learner import Learner
 from passlora.training.steps import Hooks, State
 
@@ -76,6 +77,16 @@ class Stream:
                 return record.results
             return Method(self, config, folder, name, record).learn_all(uploads)
 
+    def check_folder(self) -> None:
+        """Every process stops if the folder of the run is gone: before a task is trained, and before it is written."""
+        error = None
+        try:
+            if self.accelerator.is_main_process:
+                check_still_there(self.folder)
+        except PassloraError as gone:
+            error = gone
+        agree(self.accelerator, error)
+
     def check_same_tasks(self, folder: Path) -> None:
         """A folder may have been taught other classes than the run's, by `passlora learn`, before the run was done."""
         learnt = [task.classes for task in read_manifest(folder).tasks] if (folder / MANIFEST).is_file() else []
@@ -122,6 +133,7 @@ class Method:
     def learn(self, task: int, losses: TrainingLog, label: str) -> Lesson:
         """One task, tested and saved: numbers first, the manifest last, since it says which tasks are done."""
         model, record, scenario = self.model, self.record, self.scenario
+        self.stream.check_folder()
 
         def start(checkpoint: State | None) -> None:
             losses.cut(task, 0 if checkpoint is None else int(checkpoint["epoch"]))
@@ -145,8 +157,8 @@ class Method:
         if memory.num_classes:
             record.results |= {"prototype_entries": memory.num_entries, "prototype_bytes": memory.num_bytes}
         model.tasks[-1].forgetting = record.results["forgetting"]
+        self.stream.check_folder()
         if self.accelerator.is_main_process:
-            check_still_there(self.stream.folder)
             record.write(self.folder, lesson.evaluations[self.config.method.inference].confusion)
         model.save_pretrained(self.folder)
         return lesson
