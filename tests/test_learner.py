@@ -5,9 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from conftest import SMALL
 
-from passlora import PassLora
 from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import load_dataset
 from passlora.errors import PassloraError
@@ -279,6 +277,10 @@ def test_a_deit_small_step_at_224_px_reaches_adapter_and_head_only(image_tree, t
     before = state(learner)
     learner.learn(task_data(images, labels, [1]), 1)
     after = state(learner)
-    changed = {n for n in before if not n.startswith("classifier.") and ".teacher." not in n and not torch.equal(before[n], after[n])}
+    changed = {
+        n
+        for n in before
+        if not n.startswith("classifier.") and ".teacher." not in n and not torch.equal(before[n], after[n])
+    }
     assert changed and all(".attn.qkv.lora_" in name and ".default." in name for name in changed)
     assert learner.network.backbone.image_size == 224 and learner.memory.means.shape == (8, 384)

@@ -34,6 +34,7 @@ BUDGET = (
     "lr_milestones",
     "lr_decay",
     "keep_tasks",
+    "seed",
 )
 # The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
 LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
@@ -100,7 +101,7 @@ class Manifest:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def settings_of(config: Config) -> dict[str, Any]:
