@@ -78,7 +78,7 @@ def test_lwf_mc_against_sums_by_hand(logits_case):
 @pytest.mark.parametrize("preset", ["lwf", "lwf-mc", "ncm", "slda", "simplecil", "fetril"])
 def test_every_baseline_runs_on_real_digits_and_makes_a_model(tiny, tmp_path, caplog, preset):
     caplog.set_level(logging.INFO, "passlora")
-    budget = {"max_train_per_class": 12, "max_test_per_class": 10, "num_train_epochs": 3, "lr_milestones": [2]}
+    budget = {"max_train_per_class": 12, "max_test_per_class": 10, "num_train_epochs": 4, "lr_milestones": [3]}
     config = tiny(preset=preset, task_sizes=[4, 3, 3], output_dir=str(tmp_path / "run"), **budget)
     results = train(config)
     assert results["finished"] and results["preset"] == preset and len(results["stage_accuracy"]) == 3

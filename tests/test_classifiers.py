@@ -314,5 +314,5 @@ def test_one_name_is_one_classifier():
 
     kind = base.KINDS["slda"]
     assert kind.__name__ == "SLDA" and register("slda")(kind) is kind, "the same one again is no harm"
-    with pytest.raises(PassloraError, match="no classifier 'sdla'.*slda"):
+    with pytest.raises(PassloraError, match=r"no classifier 'sdla'.*slda"):
         make_classifier(4, dataclasses.replace(method("slda"), classifier="sdla"))
