@@ -221,7 +221,7 @@ def check_backbone_name(name: Any, architecture: Any) -> None:
         return
     path = split_local(name, architecture)[1]
     parts = name.removeprefix(LOCAL_DIR).split("/")
-    leads_out = ".." in parts or "\\" in name or (path is not None and len(parts) > 1)
+    leads_out = ".." in re.split("[/:]", name) or "\\" in name or (path is not None and len(parts) > 1)
     if leads_out or name.startswith("/") or (path is None and name.startswith("~")):
         raise PassloraError(f"model_name_or_path {name[:80]!r} leads out of the model's folder")
 
