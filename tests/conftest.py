@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -49,10 +50,29 @@ def in_two_shares(work):
         return list(pool.map(run, range(2)))
 
 
+def pytest_runtest_setup():
+    """The libraries stay: the garbage collection that accelerate asks for after each task need not look at them."""
+    if "peft" in sys.modules and gc.get_freeze_count() == 0:
+        gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # some libraries count what they leave behind
+
+
 def pytest_collection_modifyitems(items):
     """Files with slow tests first: a worker takes whole files, and none should start a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+SMALL = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32}  # a tenth of the bundled one's time
+
+
+@pytest.fixture
+def small(tiny):
+    """As `tiny`, on a transformer of random weights with 64 dimensions, for tests that need no good features."""
+    return lambda **changes: tiny(**{**SMALL, **changes})
 
 
 @pytest.fixture

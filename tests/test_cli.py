@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import logging
@@ -12,7 +13,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import checkpoint_filter_fn
 
 from passlora import cli as command_line
 from passlora.cli.main import COMMANDS, main, make_parser
@@ -113,10 +120,11 @@ def test_version(cli):
     assert code == 0 and out.startswith("passlora ")
 
 
-FAST = ["--max_train_per_class", "3", "--max_test_per_class", "2", "--num_train_epochs", "1"]
+FAST = ["--max_train_per_class", "2", "--max_test_per_class", "1", "--num_train_epochs", "1"]
+TINY = ["--model_name_or_path", "test_vit", "--pretrained", "false", "--image_size", "32"]
 
 
-def test_train_as_a_process(tmp_path):
+def test_train_as_a_process(tmp_path, cli, monkeypatch):
     """`python -m passlora train` runs the embedded default, here with fewer images; not a terminal: no bars."""
     command = [sys.executable, "-m", "passlora", "train", *FAST]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -125,10 +133,11 @@ def test_train_as_a_process(tmp_path):
     assert results["task_sizes"] == [4, 2, 2, 2] and set(results["compare"]) == {"finetune"}
     assert "step/s" not in done.stderr and "Warning" not in done.stderr
     assert "saved in runs/digits" in done.stdout
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "finished already" in again.stdout
-    other = subprocess.run([*command, "--kd_weight", "3"], cwd=tmp_path, capture_output=True, text=True)
-    assert other.returncode == 2 and "kd_weight was 10.0, is 3.0" in other.stderr
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = cli("train", *FAST)
+    assert code == 0 and out.count("finished already") == 2
+    code, _, err = cli("train", *FAST, "--kd_weight", "3")
+    assert code == 2 and "kd_weight was 10.0, is 3.0" in err
 
 
 @pytest.mark.parametrize("size", [(40, 30), (90, 80)], ids=["decoded once", "decoded by workers"])
@@ -144,7 +153,7 @@ def test_bad_data_is_one_sentence_from_the_command_line(size, cli, image_tree, t
 def test_mixed_precision_and_a_tracker(tmp_path, bf16_works):
     pytest.importorskip("tensorboard")
     command = [
-        *[sys.executable, "-m", "passlora", "train", "--task_sizes", "5", "5", "--num_train_epochs", "1"],
+        *[sys.executable, "-m", "passlora", "train", *TINY, "--task_sizes", "5", "5", "--num_train_epochs", "1"],
         *["--max_train_per_class", "2", "--max_test_per_class", "1", "--compare", "none", "--output_dir", "out"],
         *["--mixed_precision", "bf16" if bf16_works else "no", "--report_to", "tensorboard"],
     ]
@@ -159,6 +168,122 @@ def test_a_tracker_that_is_not_installed(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = cli("train", "--report_to", "wandb", "--output_dir", str(tmp_path / "o"))
     assert code == 2 and "pip install wandb" in err
+
+
+# --- switches that were ignored, names that were two ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--new_loss", "binary", "--proto_aug", "none", "--hardness", "false"], "goes with distilled outputs"),
+        (["--preset", "lwf-kd", "--new_loss", "binary"], "goes with distilled outputs: set --kd_on logits"),
+        (["--preset", "slda", "--proto_aug", "implicit"], "proto_aug implicit has no effect: it needs"),
+        (["--preset", "ncm", "--kd_weight", "3"], "kd_weight 3 has no effect: it needs --adapt_tasks all"),
+        (["--preset", "finetune", "--kd_on", "logits"], "kd_on logits has no effect: it needs a --kd_weight above 0"),
+        (["--inference", "ncm"], "inference ncm is called nearest_prototype since 0.2"),
+        (["--extra_inference", "single", "ncm"], "extra_inference ncm is called nearest_prototype since 0.2"),
+    ],
+)
+@pytest.mark.parametrize("command", [["train", "--num_tasks", "2"], ["learn", "MODEL", "--data", "digits"]])
+def test_a_switch_without_effect_and_an_old_name_are_refused(command, flags, says, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*command, *flags)
+    assert code == 2 and says in err and err.count("\n") == 1 and out == ""
+    assert not any(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_distilled_outputs_leave_the_loss_on_old_classes_in(cli, tmp_path):
+    flags = [*TINY, "--dataset_name", "digits", "--task_sizes", "5", "5", *FAST, "--per_device_train_batch_size", "4"]
+    code, _, err = cli("train", *flags, "--kd_on", "logits", "--output_dir", tmp_path)
+    assert code == 0, err
+    first, second = [json.loads(line)["losses"] for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    assert first["old"] == first["kd"] == 0 and first["total"] == pytest.approx(first["new"])
+    assert second["old"] > 0 and second["kd"] > 0, "in 0.1 the switch dropped the loss on prototypes"
+    assert second["total"] == pytest.approx(second["new"] + 10 * second["old"] + 10 * second["kd"], rel=1e-5)
+
+
+# --- images of any size --------------------------------------------------------------------------------------------
+
+
+def striped(root, sizes, first=None):
+    """Two classes that differ in the direction of their stripes alone; `first` is the size of an image before all."""
+    for name in ("across", "down"):
+        (root / name).mkdir(parents=True)
+        for i, (width, height) in enumerate(sizes):
+            rows, columns = np.mgrid[:height, :width]
+            stripes = ((rows if name == "across" else columns) + i) % 8 < 4
+            pixels = np.repeat((stripes * 255).astype(np.uint8)[..., None], 3, axis=2)
+            Image.fromarray(pixels).save(root / name / f"{i:02}.png")
+    if first:
+        Image.new("RGB", first).save(root / "across" / "-first.png")
+    return root
+
+
+@pytest.mark.parametrize("command", ["learn", "train"])
+def test_one_tiny_image_does_not_make_all_images_tiny(command, cli, tmp_path):
+    """In 0.1 an image of one pixel that sorts first made every training image one of one pixel."""
+    data = striped(tmp_path / "data" / "train", [(32, 32)] * 6, first=(1, 1)).parent
+    tested = striped(data / "test", [(32, 32)] * 4)
+    model, flags = tmp_path / "model", ["--preset", "slda"]
+    if command == "learn":
+        code, _, err = cli("learn", model, "--data", data, *flags)
+    else:
+        code, _, err = cli("train", "--dataset_name", data, "--num_tasks", "1", *flags, "--output_dir", model)
+    assert code == 0, err
+    code, out, err = cli("predict", model, tested, "--json", "--top_k", "1")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and len(answers) == 8, err
+    assert all(Path(a["file"]).parent.name == a["predictions"][0]["label"] for a in answers)
+
+
+def test_predict_answers_as_eval_counts_image_by_image(cli, tmp_path):
+    sizes = [(1, 1), (40, 30), (8, 8), (30, 40), (64, 20), (20, 64), (64, 64)]
+    model = tmp_path / "model"
+    taught = striped(tmp_path / "data", [*sizes, (150, 100)])
+    assert cli("learn", model, "--data", taught, *TINY, "--preset", "slda")[0] == 0
+    seen = []
+    for name, tested in (("small", sizes), ("small and large", [*sizes, (150, 100), (70, 20)])):
+        root = striped(tmp_path / name, tested, first=(3, 2))
+        code, _, err = cli("eval", model, "--data", root)
+        assert code == 0, err
+        rows = (model / "eval" / "confusion_matrix.csv").read_text().splitlines()
+        counted = {line.split(",")[0]: [int(n) for n in line.split(",")[1:]] for line in rows[1:]}
+        code, out, err = cli("predict", model, root, "--csv", "--top_k", "1", "--batch_size", "5")
+        assert code == 0, err
+        answers = [(Path(row["file"]).parent.name, row["label"]) for row in csv.DictReader(out.splitlines())]
+        names = rows[0].split(",")[1:]
+        assert counted == {truth: [answers.count((truth, name)) for name in names] for truth in ("across", "down")}
+        seen.append(counted)
+    assert all(sum(map(sum, counted.values())) == n for counted, n in zip(seen, (15, 19), strict=True))
+
+
+@pytest.mark.parametrize("size", [16, 48, 64])
+def test_a_checkpoint_at_another_image_size(size, cli, tmp_path):
+    """Its position embedding is resampled, as timm does with its own weights; 0.1 refused it."""
+    torch.manual_seed(0)
+    network = timm.create_model("test_vit", num_classes=0, img_size=32)
+    save_file(network.state_dict(), tmp_path / "own.safetensors")
+    data, model = striped(tmp_path / "data", [(size, size)] * 3), tmp_path / "model"
+    file = ["--model_name_or_path", tmp_path / "own.safetensors"]
+    flags = ["--model_architecture", "test_vit", "--image_size", size, "--preset", "ncm"]
+    code, _, err = cli("learn", model, "--data", data, *file, *flags)
+    assert code == 0, err
+    code, out, err = cli("predict", model, data, *file, "--json")
+    assert code == 0 and len(out.splitlines()) == 6, err
+    by_timm = timm.create_model("test_vit", num_classes=0, img_size=size)
+    by_timm.load_state_dict(checkpoint_filter_fn(network.state_dict(), by_timm))
+    images = torch.stack([to_tensor(path) for path in sorted((data / "down").iterdir())])
+    with torch.no_grad():
+        mean = by_timm.eval()((images - 0.5) / 0.5).mean(dim=0)
+    kept = load_file(model / "task_00" / "classifier.safetensors")["means"]
+    assert torch.allclose(kept[1], mean, atol=1e-4), "the features are those of timm's own network"
+    code, _, err = cli("learn", tmp_path / "other", "--data", data, *file, *flags[:3], "20", *flags[4:])
+    assert code == 2 and "20" in err and err.count("\n") == 1
+
+
+def to_tensor(path):
+    return torch.from_numpy(np.asarray(Image.open(path), dtype=np.float32) / 255).permute(2, 0, 1)
 
 
 # --- the commands --------------------------------------------------------------------------------------------------
@@ -262,17 +387,17 @@ def test_a_run_ends_with_the_commands_that_go_on_from_there(capsys, preset, data
 def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
     def printed(**measured):
         nothing = dict.fromkeys(("old_before", "old_after", "new_after", "all_after", "continued_at", "untested"))
-        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": None}
+        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": 0}
         learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
         return capsys.readouterr().out.splitlines()[1:-1]
 
-    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0)
+    whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0, tested_classes=3)
     assert whole[-1].split() == ["all", "classes", "75.0%"] and len(whole) == 4
-    assert printed(new_after=70.0, all_after=70.0, tested_classes=1) == [
+    assert printed(new_after=70.0, tested_classes=1) == [
         "new classes  70.0%",
         "tested on 1 of 3 classes",
     ]
-    assert printed(tested_classes=0) == printed() == []
+    assert printed() == []
 
 
 def test_an_interruption_says_whether_the_same_command_goes_on(cli, command, monkeypatch):

@@ -118,7 +118,7 @@ def test_mistakes_are_one_sentence(monkeypatch):
 
 def test_the_command(tiny, tmp_path, cli):
     folder = tmp_path / "run"
-    train(tiny(max_train_per_class=12, num_train_epochs=3, output_dir=str(folder)))
+    train(tiny(preset="slda", max_train_per_class=12, output_dir=str(folder)))
     flags = ["--data", "digits", "--max_test_per_class", "5"]
     names = ["--corruptions", "gaussian_noise", "contrast", "fog"]
     code, out, err = cli("robustness", folder, *flags, *names, "--severity", "5")

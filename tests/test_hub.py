@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     config = Config.make(
         **options, num_train_epochs=1, per_device_train_batch_size=8, output_dir=str(folder), preset="pass++"
     )
-    train(config, lambda text: None)
+    train(config)
     return folder
 
 
@@ -76,7 +76,7 @@ def names(folder):
 
 
 def head(model):
-    return model.learner.network.head.weight
+    return model.learner.network.classifier.weight
 
 
 PART = ["adapter_config.json", "adapter_model.safetensors", "head.safetensors"]
@@ -507,7 +507,7 @@ def test_training_uploads_after_each_task(server, tiny, tmp_path):
 
 
 def test_comparisons_come_last(server, tiny, tmp_path):
-    train(run_config(tiny, tmp_path, preset="lwf-kd", compare=["finetune"]), lambda text: None)
+    train(run_config(tiny, tmp_path, preset="lwf-kd", compare=["finetune"]))
     repo = server.repos[REPO]
     *_, last = repo.refs["main"]
     assert len(repo.refs["main"]) == 5 and repo.tags["task-02"] == last
@@ -554,10 +554,10 @@ def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp
 
 def test_starting_the_training_again_finishes_the_upload(server, tiny, tmp_path):
     server.faults = [["POST", "/commit/", 507, 99]]
-    train(run_config(tiny, tmp_path), lambda text: None)
+    train(run_config(tiny, tmp_path))
     assert len(server.repos[REPO].refs["main"]) == 1
     server.faults = []
-    train(run_config(tiny, tmp_path), lambda text: None)
+    train(run_config(tiny, tmp_path))
     assert server.repos[REPO].refs["main"][-1].message == "Task 2: 10 classes"
 
 

@@ -14,13 +14,29 @@ from PIL import Image
 
 from passlora import train
 from passlora.config import load
-from passlora.data.batches import TrainPlans
-from passlora.training.learner import Learner, TaskData
+from passlora.data.batches import TaskData, TrainPlans
+from passlora.training.learner import Learner
+from passlora.training.steps import TaskTraining
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "accelerate_configs")
 CLASSES = {"digits": 10, "uoft-cs/cifar100": 100, "zh-plus/tiny-imagenet": 200, "clane9/imagenet-100": 100}
 CLASSES["ILSVRC/imagenet-1k"] = 100  # as many tasks, of fewer classes
+OWN_NETWORK = {}  # random weights, and small inputs: no network, no GPU
+TINY_NETWORK = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 16}
+# One recipe a network runs on it by default, the others on a tiny one; all run on their own with the slow tests.
+EXAMPLES = ("deit_s16_lora/cifar100_t10", "resnet18_scratch/cifar100_equal_t5", "mini/digits")
+
+
+def named(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+CASES = [pytest.param(path, TINY_NETWORK, id=f"{named(path)}, tiny") for path in FILES if named(path) not in EXAMPLES]
+CASES += [
+    pytest.param(path, OWN_NETWORK, id=named(path), marks=[] if named(path) in EXAMPLES else [pytest.mark.slow])
+    for path in FILES
+]
 
 
 class EnoughError(Exception):
@@ -54,23 +70,23 @@ def stand_in(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_two_steps_a_task_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("path", "network"), CASES)
+def test_two_steps_a_task_of_each_recipe(path, network, stand_in, tmp_path, monkeypatch):
     """Two steps of the first task, then two of the second, where teacher and prototypes take part."""
     recipe = yaml.safe_load(path.read_text())
     total = CLASSES[recipe["dataset_name"]]
     data = stand_in(total, 72 if recipe.get("image_size") == 224 else 32, recipe.get("dataset_test_split", "test"))
     changes = {"dataset_name": str(data), "per_device_train_batch_size": 1, "num_train_epochs": 1, "lr_milestones": [1]}
     if "deit" in recipe["model_name_or_path"]:
-        changes |= {"pretrained": False, "image_size": 64}  # random weights, and small inputs: no network, no GPU
+        changes |= {"pretrained": False, "image_size": 64}
     elif "image_size" in recipe:
         changes |= {"image_size": 65 if recipe["image_size"] == 224 else 16}  # the stem for large images, or for small
     flags = {"compare": [], "dataloader_num_workers": 0, "max_train_per_class": 1, "max_test_per_class": 1}
-    config = load(str(path), {**changes, **flags, "output_dir": str(tmp_path / "run")})
+    config = load(str(path), {**changes, **network, **flags, "output_dir": str(tmp_path / "run")})
     everything, seen = TrainPlans.__iter__, []
     monkeypatch.setattr(TrainPlans, "steps_per_epoch", 2)
     monkeypatch.setattr(TrainPlans, "__iter__", lambda self: islice(everything(self), 2))
-    losses_of, evaluate = Learner._losses, Learner.evaluate
+    losses_of, evaluate = TaskTraining.losses, Learner.evaluate
 
     def losses(self, *arguments):
         found = losses_of(self, *arguments)
@@ -88,7 +104,7 @@ def test_two_steps_a_task_of_each_recipe(path, stand_in, tmp_path, monkeypatch):
 
     real = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    monkeypatch.setattr(Learner, "_losses", losses)
+    monkeypatch.setattr(TaskTraining, "losses", losses)
     few = lambda self, data, modes: evaluate(self, TaskData(data.images, data.rows[:4], data.classes), modes)
     monkeypatch.setattr(Learner, "evaluate", few)
     with pytest.raises(EnoughError):

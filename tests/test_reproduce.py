@@ -25,6 +25,13 @@ SCRATCH = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "imagenet_su
 PRETRAINED = (("cifar100", "CIFAR-100", 10), ("tinyimagenet", "TinyImageNet", 5), ("tinyimagenet", "TinyImageNet", 10))
 
 
+@pytest.fixture(autouse=True)
+def no_pictures_of_single_runs(monkeypatch):
+    """They are most of a tiny run's time, and test_run.py looks at them; an experiment's own are drawn."""
+    for name in ("accuracy_curves", "accuracy_matrix"):
+        monkeypatch.setattr(f"passlora.display.figures.{name}", lambda results, path: path.write_bytes(b""))
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("scale", ["full", "mini"])
 def test_every_cell_is_a_valid_configuration(name, scale, tmp_path):
@@ -123,7 +130,9 @@ def test_the_papers_ablation_is_quoted():
     assert [rows[name]["last"] for name in rows] == [8.46, 39.80, 49.03, 55.26, 57.69]
 
 
+NETWORK = ["--model_name_or_path", "test_vit", "--pretrained", "false", "--image_size", "16"]  # tiny
 FEW = [
+    *NETWORK,
     *["--dataset_name", "digits", "--num_tasks", "2", "--max_train_per_class", "2", "--max_test_per_class", "2"],
     *["--num_train_epochs", "1", "--seeds", "0", "1"],
 ]
@@ -146,7 +155,7 @@ def test_an_experiment_from_the_command_line(tmp_path, cli):
     deviation = next(row["deviation"] for row in rows if (row["method"], row["metric"]) == ("vanilla ensemble", "avg"))
     assert float(deviation) == pytest.approx(stdev(vanilla), abs=1e-3)
     page = (folder / "table-a2.md").read_text()
-    assert "passlora reproduce table-a2 --scale mini --dataset_name digits" in page and "--seeds 0 1" in page
+    assert "passlora reproduce table-a2 --scale mini --model_name_or_path test_vit" in page and "--seeds 0 1" in page
     assert "over 2 seeds" in page and len(re.findall(r"^\| .*ensemble", page, re.M)) == 2
     assert (folder / "table-a2.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "table-a2.svg").read_text()
@@ -165,6 +174,7 @@ def test_baselines_and_joint_training_in_one_table(tmp_path, cli):
 
 
 TINY = ["--scale", "mini", "--seeds", "0", "--num_train_epochs", "1", "--max_test_per_class", "4"]
+TWO_TASKS = [*TINY, *NETWORK, "--dataset_name", "digits", "--num_tasks", "2"]
 BASE = [*TINY, "--dataset_name", "digits", "--max_classes", "5", "--max_train_per_class", "5"]
 
 
@@ -195,7 +205,7 @@ def test_five_accuracies_by_hand():
 
 
 def test_features_on_a_plane(tmp_path, cli):
-    flags = [*TINY, "--max_train_per_class", "4", "--output_dir", tmp_path]
+    flags = [*TINY, *NETWORK, "--max_train_per_class", "4", "--output_dir", tmp_path]
     code, _, err = cli("reproduce", "fig-4", *flags)
     assert code == 0, err
     kept = json.loads((tmp_path / "fig-4/mini/mini/protoAug/seed_0.json").read_text())
@@ -205,17 +215,7 @@ def test_features_on_a_plane(tmp_path, cli):
 
 
 def test_curves_under_corruptions(tmp_path, cli):
-    flags = [
-        *TINY,
-        "--dataset_name",
-        "digits",
-        "--num_tasks",
-        "2",
-        "--max_train_per_class",
-        "3",
-        "--output_dir",
-        tmp_path,
-    ]
+    flags = [*TWO_TASKS, "--max_train_per_class", "3", "--output_dir", tmp_path]
     code, out, err = cli("reproduce", "fig-15", *flags)
     assert code == 0, err
     kept = json.loads((tmp_path / "fig-15/mini/mini/PASS++/seed_0.json").read_text())
@@ -227,17 +227,7 @@ def test_curves_under_corruptions(tmp_path, cli):
 
 
 def test_classifiers_fitted_anew_on_features(tmp_path, cli):
-    flags = [
-        *TINY,
-        "--dataset_name",
-        "digits",
-        "--num_tasks",
-        "2",
-        "--max_train_per_class",
-        "8",
-        "--output_dir",
-        tmp_path,
-    ]
+    flags = [*TWO_TASKS, "--max_train_per_class", "8", "--output_dir", tmp_path]
     code, out, err = cli("reproduce", "features", *flags)
     assert code == 0 and "slda_refitted" in out, err
     kept = json.loads((tmp_path / "features/mini/mini/pretrained/seed_0.json").read_text())["values"]
@@ -258,17 +248,7 @@ def test_memory_is_the_papers(tmp_path, cli):
 
 
 def test_seconds_with_and_without_rotations(tmp_path, cli):
-    flags = [
-        *TINY,
-        "--dataset_name",
-        "digits",
-        "--num_tasks",
-        "2",
-        "--max_train_per_class",
-        "20",
-        "--output_dir",
-        tmp_path,
-    ]
+    flags = [*TWO_TASKS, "--max_train_per_class", "20", "--output_dir", tmp_path]
     code, out, err = cli("reproduce", "table-9", *flags)
     assert code == 0 and "train_seconds" in out and "(29.3)" in out, err
 

@@ -112,6 +112,7 @@ class Images:
             collate_fn=whole,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # its seed for workers is not taken from the training's random numbers
         )
         for batch in loader:
             if isinstance(batch, PassloraError):

@@ -102,8 +102,9 @@ def kept(path: Path) -> tuple[str | None, str]:
     if not path.is_file():
         return None, ""
     text = read_text(path)
-    notes = text.split(NOTES + "\n", 1)[1] if NOTES + "\n" in text else ""
     front = FRONT.match(text)
+    body = text[front.end() if front else 0 :]
+    notes = text.split(NOTES, 1)[1].removeprefix("\n") if NOTES in text else body  # without our line, all is a person's
     try:
         content = yaml.safe_load(front.group(1)) if front else {}
     except (yaml.YAMLError, ValueError, RecursionError):  # whatever a person, or a stranger, wrote there

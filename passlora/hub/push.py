@@ -47,14 +47,9 @@ def push(
     check_repo_id(repo_id)
     if create_pr and revision is not None:
         raise PassloraError("a pull request goes to the main branch: leave out the revision")
-    read_manifest(folder)
-    check_no_rollback(folder)
-    check_links(folder)
-    format1.convert(folder)
-    manifest = read_manifest(folder)
-    check_digests(folder, manifest)
+    manifest = ready_to_send(folder)
     with talking_about(repo_id):
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+        from huggingface_hub import HfApi
 
         api, last = HfApi(), len(manifest.tasks) - 1
         if not create_pr:
@@ -64,33 +59,46 @@ def push(
         before = api.model_info(repo_id, revision=revision)
         if private and not before.private:
             raise PassloraError(f"{repo_id} exists, and is public: make it private on its page, or choose another name")
-        files: dict[str, Any] = {name: folder / name for name in model_files(manifest) if (folder / name).is_file()}
         remote = {sibling.rfilename for sibling in before.siblings or []}
         if not force and not create_pr:
             check_may_replace(manifest, repo_id, remote, before.sha)
-        cards = [folder / CARD]
-        if CARD in remote:
-            cards.append(download(repo_id, CARD, before.sha))
-        files[CARD] = render(folder, manifest, repo_id, cards).encode()
-        gone = sorted(name for name in remote if is_ours(name) and name not in files)
-        operations: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
-        operations += [CommitOperationDelete(name) for name in gone]
-        tag = f"task-{last:02d}"
-        message = f"Task {last}: {len(manifest.classes)} classes"
         commit = api.create_commit(
             repo_id,
-            operations,
-            commit_message=message,
+            changes(folder, manifest, repo_id, remote, before.sha),
+            commit_message=f"Task {last}: {len(manifest.classes)} classes",
             revision=revision,
             create_pr=create_pr,
             parent_commit=before.sha,  # refused if someone else was faster
         )
         if create_pr:
             return Pushed(str(commit.pr_url), True, None)
-        changed = commit.oid != before.sha
-        if revision in (None, "main"):
+        changed, tag = commit.oid != before.sha, f"task-{last:02d}" if revision in (None, "main") else None
+        if tag is not None:
             move_tag(api, repo_id, tag, commit.oid, changed)
-        return Pushed(str(commit.repo_url), changed, tag if revision in (None, "main") else None)
+        return Pushed(str(commit.repo_url), changed, tag)
+
+
+def ready_to_send(folder: Path) -> Manifest:
+    """The manifest of a folder that is in order, in today's format."""
+    read_manifest(folder)
+    check_no_rollback(folder)
+    check_links(folder)
+    format1.convert(folder)
+    manifest = read_manifest(folder)
+    check_digests(folder, manifest)
+    return manifest
+
+
+def changes(folder: Path, manifest: Manifest, repo_id: str, remote: set[str], commit: str | None) -> list[Any]:
+    """What makes a repository with the files `remote` this model; those of tasks that are gone here go there too."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    files: dict[str, Any] = {name: folder / name for name in model_files(manifest) if (folder / name).is_file()}
+    cards = [folder / CARD, *([download(repo_id, CARD, commit)] if CARD in remote else [])]
+    files[CARD] = render(folder, manifest, repo_id, cards).encode()
+    gone = sorted(name for name in remote if is_ours(name) and name not in files)
+    added = [CommitOperationAdd(name, content) for name, content in files.items()]
+    return [*added, *(CommitOperationDelete(name) for name in gone)]
 
 
 def check_may_replace(manifest: Manifest, repo_id: str, remote: set[str], commit: str | None) -> None:

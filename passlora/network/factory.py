@@ -40,7 +40,16 @@ def make_backbone(config: ModelConfig) -> Backbone:
     settings = network.pretrained_cfg
     own = getattr(getattr(network, "patch_embed", None), "img_size", None)  # a transformer's, fixed when it was built
     size = config.image_size or (own or settings["input_size"])[-1]
+    check_patches(network, size)
     return Backbone(network, config, size, (settings["mean"], settings["std"]))
+
+
+def check_patches(network: Any, image_size: int) -> None:
+    """A transformer cuts the image into squares, without a rest."""
+    patches = getattr(network, "patch_embed", None)
+    sides = getattr(patches, "patch_size", None) or ()
+    if not getattr(patches, "dynamic_img_pad", False) and any(image_size % side for side in sides):
+        raise PassloraError(f"image_size {image_size}: this backbone needs a multiple of {sides[0]}")
 
 
 def create(name: str, image_size: int | None, pretrained: bool = False) -> Any:

@@ -25,6 +25,7 @@ from passlora.folder.layout import (
     MANIFEST,
     MATRIX,
     MATRIX_PICTURE,
+    NOTES,
     PICTURE,
     PROTOTYPES,
     RESULTS,
@@ -106,15 +107,14 @@ def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
 def clear(folder: Path) -> None:
     """Delete a run's files, by their exact names; whatever else lies there stays."""
     for part in run_folders(folder):
-        if holds_passlora(part):
+        if holds_passlora(part) or (part / CHECKPOINT).is_file() or (part / LOG).is_file():
             clear(part)
             remove_if_empty(part)
     remove_if_empty(folder / "compare")
     for path in folder.iterdir():
         if task_number(path.name) is not None:
             remove_task(path)
-    if is_our_card(folder / CARD):
-        (folder / CARD).unlink()
+    clear_card(folder / CARD)
     for name in (*NUMBERS, *MODEL, CONFIG):
         if (folder / name).is_file():
             (folder / name).unlink()
@@ -122,6 +122,15 @@ def clear(folder: Path) -> None:
     if (logs / TRACKED).is_dir() and not logs.is_symlink() and not (logs / TRACKED).is_symlink():
         shutil.rmtree(logs / TRACKED)
         remove_if_empty(logs)
+
+
+def clear_card(path: Path) -> None:
+    """Of our card only what a person wrote below our line stays."""
+    if is_our_card(path):
+        notes = path.read_text(encoding="utf-8", errors="surrogateescape").split(NOTES, 1)[1].strip()
+        path.unlink()
+        if notes:
+            path.write_text(f"{notes}\n", encoding="utf-8", errors="surrogateescape")
 
 
 def remove_if_empty(folder: Path) -> None:

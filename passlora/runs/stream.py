@@ -16,6 +16,7 @@ from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import Dataset
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
+from passlora.folder.history import check_no_rollback
 from passlora.folder.layout import MANIFEST
 from passlora.folder.lock import lock
 from passlora.folder.manifest import read_manifest
@@ -28,6 +29,7 @@ from passlora.model.passlora import PassLora
 from passlora.runs.folder import check_still_there
 from passlora.runs.log import TrainingLog
 from passlora.runs.record import Record
+from passlora.training.accelerator import agree
 from passlora.training.learner import Learner
 from passlora.training.steps import Hooks, State
 
@@ -69,12 +71,23 @@ class Stream:
     def run(self, config: Config, folder: Path, name: str, uploads: Uploads | None = None) -> Results:
         """Learn every task in turn, from where the folder's run was left; model and numbers are saved after each."""
         with lock(folder) if self.accelerator.is_main_process else nullcontext():
+            check_no_rollback(folder)
             self.check_same_tasks(folder)
             record = Record.read(folder, config.method.inference_modes)
             if record.tasks_done >= self.scenario.num_tasks:  # more, if `passlora learn` went on from there
                 log.info(f"\n{name}: finished already")
                 return record.results
             return Method(self, config, folder, name, record).learn_all(uploads)
+
+    def check_folder(self) -> None:
+        """Every process stops if the folder of the run is gone: before a task is trained, and before it is written."""
+        error = None
+        try:
+            if self.accelerator.is_main_process:
+                check_still_there(self.folder)
+        except PassloraError as gone:
+            error = gone
+        agree(self.accelerator, error)
 
     def check_same_tasks(self, folder: Path) -> None:
         """A folder may have been taught other classes than the run's, by `passlora learn`, before the run was done."""
@@ -122,6 +135,7 @@ class Method:
     def learn(self, task: int, losses: TrainingLog, label: str) -> Lesson:
         """One task, tested and saved: numbers first, the manifest last, since it says which tasks are done."""
         model, record, scenario = self.model, self.record, self.scenario
+        self.stream.check_folder()
 
         def start(checkpoint: State | None) -> None:
             losses.cut(task, 0 if checkpoint is None else int(checkpoint["epoch"]))
@@ -145,8 +159,8 @@ class Method:
         if memory.num_classes:
             record.results |= {"prototype_entries": memory.num_entries, "prototype_bytes": memory.num_bytes}
         model.tasks[-1].forgetting = record.results["forgetting"]
+        self.stream.check_folder()
         if self.accelerator.is_main_process:
-            check_still_there(self.stream.folder)
             record.write(self.folder, lesson.evaluations[self.config.method.inference].confusion)
         model.save_pretrained(self.folder)
         return lesson
