@@ -27,7 +27,7 @@ from passlora.model.passlora import PassLora
 from passlora.training.steps import TaskTraining
 
 WRITE = figures.write  # what `quick` replaces
-FLAGS = ["--num_train_epochs", "4", "--lr_milestones", "3", "--crop_padding", "0", "--horizontal_flip", "false"]
+FLAGS = ["--num_train_epochs", "5", "--lr_milestones", "4", "--crop_padding", "0", "--horizontal_flip", "false"]
 FLAGS += ["--per_device_train_batch_size", "4"]
 
 
@@ -35,9 +35,9 @@ FLAGS += ["--per_device_train_batch_size", "4"]
 def taught(tmp_path_factory):
     """A model started by `learn` on three digits, and taught two more; images by class in folders."""
     root = tmp_path_factory.mktemp("life")
-    write_digits(root / "first" / "train", [0, 1, 2], 12)
+    write_digits(root / "first" / "train", [0, 1, 2], 16)
     write_digits(root / "first" / "test", [0, 1, 2], 10, start=60)
-    write_digits(root / "second" / "train", [3, 4], 18)
+    write_digits(root / "second" / "train", [3, 4], 16)
     write_digits(root / "second" / "test", [0, 1, 2, 3, 4], 10, start=60)
     main(["learn", str(root / "model"), "--data", str(root / "first"), *FLAGS, "--brightness", "0"])
     main(["learn", str(root / "model"), "--data", str(root / "second")])
@@ -84,7 +84,7 @@ def test_learning_keeps_the_old_classes_and_takes_in_the_new(taught):
 
 def test_the_next_task_is_learnt_as_the_first_one_was(taught):
     config = PassLora.from_pretrained(taught / "model").learner.config
-    assert config.training.num_train_epochs == 4 and config.training.per_device_train_batch_size == 4
+    assert config.training.num_train_epochs == 5 and config.training.per_device_train_batch_size == 4
     assert config.data.horizontal_flip is False and config.data.brightness == 0
     changed = PassLora.from_pretrained(taught / "model", num_train_epochs=2).learner.config
     assert changed.training.num_train_epochs == 2
