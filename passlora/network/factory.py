@@ -47,7 +47,7 @@ def make_backbone(config: ModelConfig) -> Backbone:
 def check_patches(network: Any, image_size: int) -> None:
     """A transformer cuts the image into squares, without a rest."""
     patches = getattr(network, "patch_embed", None)
-    sides = getattr(patches, "patch_size", None) or ()
+    sides: tuple[int, ...] = getattr(patches, "patch_size", None) or ()
     if not getattr(patches, "dynamic_img_pad", False) and any(image_size % side for side in sides):
         raise PassloraError(f"image_size {image_size}: this backbone needs a multiple of {sides[0]}")
 
