@@ -168,17 +168,27 @@ def test_an_accuracy_over_some_classes_is_called_that(tmp_path):
     [
         (
             "pass++",
-            "and a head; for each class 4 mean feature vectors; and the spread of features around them. No image",
+            "an adapter and a head; for each class 4 mean feature vectors; and the spread of features around them. No image",
         ),
-        ("pass", "and a head; for each class 1 mean feature vector; and the spread of features around them. No image"),
-        ("ncm", "and one mean feature vector a class. No image"),
-        ("slda", "and one mean feature vector a class and one covariance of all classes together. No image"),
-        ("fetril", "and one mean feature vector a class and a linear SVM. No image"),
+        (
+            "pass",
+            "an adapter and a head; for each class 1 mean feature vector; and the spread of features around them. "
+            "No image",
+        ),
+        ("simplecil", "an adapter and one mean feature vector a class. No image"),
+        ("fetril", "an adapter and one mean feature vector a class and a linear SVM. No image"),
+        ("ncm", "one mean feature vector a class. No image"),
+        ("slda", "one mean feature vector a class and one covariance of all classes together. No image"),
     ],
 )
 def test_what_is_stored_is_that_of_the_classifier(tmp_path, preset, words):
     text = render(tmp_path, manifest(preset=preset), "ann/x")
-    assert f"For each task an adapter {words}" in text
+    assert f"For each task {words}" in text
+    is_frozen = preset in ("ncm", "slda")
+    assert ("whose weights stay as they are" in text) is is_frozen and (
+        "LoRA adapters of rank 4" in text
+    ) is not is_frozen
+    assert ("lora" in front_matter(text)["tags"]) is not is_frozen
 
 
 def test_what_is_stored_by_a_classifier_from_elsewhere(tmp_path):
