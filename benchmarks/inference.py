@@ -13,6 +13,7 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
+from torch import Tensor
 
 from .scene import DEIT, LORA, Scene
 from .timing import Row, interleave, ratios
@@ -32,8 +33,8 @@ def inference(rounds: int) -> Iterator[Row]:
         merged = scene.merged()
         x = network.backbone.prepare(images)
         sides = {
-            "one view": partial(network.scores, images, ["single"]),
-            "four views": partial(network.scores, images, ["multiview"]),
+            "one view": partial(scores, scene, images, "single"),
+            "four views": partial(scores, scene, images, "multiview"),
             "merged": torch.no_grad()(partial(merged, x)),
             "timm": torch.no_grad()(partial(plain, x)),
         }
@@ -42,6 +43,12 @@ def inference(rounds: int) -> Iterator[Row]:
             yield Row(f"{name}, batch {count}: {side}", [count / s for s in seconds[side]], "images/s")
         yield Row(f"{name}: four views, over one", ratios(seconds, "four views", "one view"), "times", "<= 4.1")
         yield Row(f"{name}: merged, over plain timm", ratios(seconds, "merged", "timm"), "times", "<= 1.03")
+
+
+def scores(scene: Scene, images: Tensor, mode: str) -> Tensor:
+    network = scene.learner.network
+    z = network.features(images, network.num_views([mode]))
+    return network.scores(z, [mode], scene.learner.memory)[mode]
 
 
 def start_up(rounds: int) -> Iterator[Row]:

@@ -17,6 +17,9 @@ from passlora.errors import PassloraError
 if TYPE_CHECKING:
     from torch import Tensor
 
+TYPES = {"bool": "BOOL", "uint8": "U8", "bfloat16": "BF16"} | {
+    f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int") for bits in (8, 16, 32, 64)
+}
 HEADER = 2**20  # bytes that names and shapes may take in a file
 TEMPORARY = ".passlora-"  # how the name of a file or folder begins that is being written
 
@@ -162,5 +165,5 @@ def check_form(path: Path, name: str, shape: tuple[int, ...], dtype: str, form: 
 
 def type_name(form: Tensor) -> str:
     """As safetensors calls a tensor's type."""
-    kind = "F" if form.is_floating_point() else "I"
-    return f"{'BF' if str(form.dtype) == 'torch.bfloat16' else kind}{8 * form.element_size()}"
+    kind = str(form.dtype).removeprefix("torch.")
+    return TYPES.get(kind, kind)

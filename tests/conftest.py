@@ -124,30 +124,23 @@ def case():
     return Case()
 
 
+def image_files(root, splits=("train", "test"), classes=("cat", "dog", "owl"), count=4, size=(40, 30), mode="RGB"):
+    """Image files of `classes`, `count` each, in folders under `root`."""
+    rng = np.random.default_rng(0)
+    for split in splits or ("",):
+        for label, kind in enumerate(classes):
+            folder = root / split / kind
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 80, (size[1], size[0], 3)).astype(np.uint8) + np.uint8(50 * label)
+                Image.fromarray(pixels).convert(mode).save(folder / f"{i}.png")
+    return root
+
+
 @pytest.fixture
 def image_tree(tmp_path):
-    """Image files of `classes`, `count` each, under tmp_path/name."""
-
-    def make(
-        name="photos",
-        splits=("train", "test"),
-        classes=("cat", "dog", "owl"),
-        count=4,
-        size=(40, 30),
-        mode="RGB",
-    ):
-        rng = np.random.default_rng(0)
-        root = tmp_path / name
-        for split in splits or ("",):
-            for label, kind in enumerate(classes):
-                folder = root / split / kind
-                folder.mkdir(parents=True)
-                for i in range(count):
-                    pixels = rng.integers(0, 80, (size[1], size[0], 3)).astype(np.uint8) + np.uint8(50 * label)
-                    Image.fromarray(pixels).convert(mode).save(folder / f"{i}.png")
-        return root
-
-    return make
+    """Image files under tmp_path/name, as `image_files` makes them."""
+    return lambda name="photos", **options: image_files(tmp_path / name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,15 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from huggingface_hub import constants
 
 TOKEN, USER = "hf_" + "g" * 34, "ann"
 
@@ -370,3 +376,20 @@ ROUTES = [
     ("GET", rf"/api/models/{ID}", Handler.info),
     ("GET HEAD", rf"/{ID}/resolve/{REV}/(?P<path>.+)", Handler.resolve),
 ]
+
+
+@contextmanager
+def logged_in(monkeypatch: Any, cache: Path) -> Iterator[Hub]:
+    """A Hub, a cache of its own, and a client that is logged in; waiting between retries is left out."""
+    server = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    address = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    yield server
+    server.shutdown()
+    server.server_close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,14 +13,27 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.inference import scores  # noqa: E402
 from benchmarks.reference import Reference  # noqa: E402
 from benchmarks.scene import LORA, RESNET, Scene  # noqa: E402
 from benchmarks.timing import Row, interleave, ratios, table  # noqa: E402
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`python -m benchmarks`, in this process: exit code, standard output, standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments)])
+        try:
+            runpy.run_module("benchmarks", run_name="__main__")
+            code = 0
+        except SystemExit as done:
+            code = done.code
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
 
 
 def test_rounds_are_interleaved_and_ratios_taken_round_by_round():
@@ -40,18 +53,33 @@ def test_the_median_is_held_to_the_goal(values, goal, met):
     assert ("**missed**" in table([row])) is not met
 
 
-def test_a_benchmark_by_name(tmp_path):
-    done = run("teacher", "--rounds", "1", "--json", str(tmp_path / "found.json"))
-    assert done.returncode == 0, done.stderr
+def test_a_benchmark_by_name(run, tmp_path):
+    code, out, err = run("teacher", "--rounds", "1", "--json", tmp_path / "found.json")
+    assert code == 0, err
     rows = json.loads((tmp_path / "found.json").read_text())["teacher"]
     lora, copy = rows
     assert lora["met"] and 0 < lora["median"] < 1 < copy["median"]
-    assert "| DeiT-S/16 with LoRA: memory of the teacher |" in done.stdout
+    assert "| DeiT-S/16 with LoRA: memory of the teacher |" in out
 
 
-def test_an_unknown_benchmark_is_named():
-    done = run("stepp")
-    assert done.returncode == 2 and "no benchmark 'stepp'; there are step, usual" in done.stderr
+def test_what_is_asked_are_the_scores():
+    scene = Scene(LORA, 2, 1)
+    found = {mode: scores(scene, scene.images.cache, mode) for mode in ("single", "multiview")}
+    assert all(part.shape == (2, 20) for part in found.values())
+    assert not torch.allclose(found["single"], found["multiview"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inference", "start-up", "feeding", "profile", "growth", "collecting", "choices"])
+def test_the_other_benchmarks_run(run, tmp_path, name):
+    code, _, err = run(name, "--rounds", "1", "--json", tmp_path / "found.json")
+    assert code == 0, err
+    assert json.loads((tmp_path / "found.json").read_text())[name]
+
+
+def test_an_unknown_benchmark_is_named(run):
+    code, _, err = run("stepp")
+    assert code == 2 and "no benchmark 'stepp'; there are step, usual" in err
 
 
 @pytest.mark.parametrize("settings", [LORA, {**RESNET, "image_size": 16}], ids=["lora", "resnet18"])

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
         per_device_train_batch_size=8,
         output_dir=str(folder),
     )
-    return folder, train(config, lambda text: None)
+    return folder, train(config)
 
 
 def test_the_metadata(trained):

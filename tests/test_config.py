@@ -293,6 +293,7 @@ PINNED = {
     "lr_milestones": [6],
     "lr_decay": 0.1,
     "keep_tasks": "all",
+    "seed": 0,
 }
 
 

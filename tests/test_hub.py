@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -11,39 +12,39 @@ import sys
 
 import pytest
 import torch
-from hub_server import TOKEN, Hub
+from hub_server import TOKEN, Hub, logged_in
 from huggingface_hub import constants
 from PIL import Image
-from sklearn.datasets import load_digits
+from quick import SMALL, SMALL_FLAGS, write_digits
+from quick import quick as quick
 from transformers import pipeline
 
-from passlora import PassloraError, train
-from passlora.hub import hub
+import passlora.serving  # noqa: F401 - the pipeline reads merged models
+from passlora import Config, PassloraError, train
+from passlora.hub import names as hub_names
+from passlora.hub import pull as hub_pull
+from passlora.hub import push as hub_push
+from passlora.hub.pull import pull
+from passlora.hub.push import push
 from passlora.model.passlora import PassLora
 
 REPO = "ann/digits"
+ONE_EPOCH = ["--num_train_epochs", "1"]
 
 
 def digit_folder(root, *digits, count=3):
-    source = load_digits()
-    for digit in digits:
-        (root / str(digit)).mkdir(parents=True)
-        for i, image in enumerate(source.images[source.target == digit][:count]):
-            Image.fromarray((image * 15.9).astype("uint8")).save(root / str(digit) / f"{i}.png")
-    return root
+    return write_digits(root, digits, count, name="{}")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Three tasks of digits, as `train` leaves them."""
-    from passlora import Config
-
     folder = tmp_path_factory.mktemp("hub") / "digits"
     options = {"dataset_name": str(digit_folder(folder.parent / "data", 0, 1, 2, 3, 4)), "task_sizes": [2, 2, 1]}
     config = Config.make(
         **options, num_train_epochs=1, per_device_train_batch_size=8, output_dir=str(folder), preset="pass++"
     )
-    train(config, lambda text: None)
+    train(config)
     return folder
 
 
@@ -55,20 +56,25 @@ def model(trained, tmp_path):
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """A Hub, a cache of its own, and a client that is logged in; waiting between retries is left out."""
-    server = Hub()
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with logged_in(monkeypatch, tmp_path / "cache") as server:
+        yield server
+
+
+@pytest.fixture
+def said():
+    """What the library says while it trains."""
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            lines.append(self.format(record))
+
+    lines, logger, handler = [], logging.getLogger("passlora"), Kept()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def names(folder):
@@ -76,11 +82,12 @@ def names(folder):
 
 
 def head(model):
-    return model.learner.network.head.weight
+    return model.learner.network.classifier.weight
 
 
-PART = ["adapter_config.json", "adapter_model.safetensors", "head.safetensors"]
-ABOUT = ["README.md", "accuracy.png", "accuracy_matrix.csv", "passlora.json", "prototypes.safetensors", "results.json"]
+TENSORS = ["adapter_model.safetensors", "classifier.safetensors", "memory.safetensors"]
+PART = [*TENSORS, "adapter_config.json", "settings.json"]
+ABOUT = ["README.md", "accuracy.png", "accuracy_matrix.csv", "passlora.json", "results.json"]
 
 
 def test_a_push_is_one_commit_with_the_model_alone(server, model, cli):
@@ -100,44 +107,86 @@ def test_a_push_is_one_commit_with_the_model_alone(server, model, cli):
 
 
 def test_a_further_task_uploads_what_changed(server, model, tmp_path, cli):
-    hub.push(model, REPO)
+    push(model, REPO)
     puts = sum(method == "PUT" for method, _ in server.requests)
     digit_folder(tmp_path / "more", 7)
-    assert cli("learn", model, "--data", tmp_path / "more", "--num_train_epochs", "1")[0] == 0
+    assert cli("learn", model, "--data", tmp_path / "more", *ONE_EPOCH)[0] == 0
     assert cli("push", model, REPO)[0] == 0
     repo = server.repos[REPO]
     before, after = repo.refs["main"][1:]
-    changed = {"README.md", "passlora.json", "prototypes.safetensors", *(f"task_03/{name}" for name in PART)}
+    changed = {"README.md", "passlora.json", *(f"task_03/{name}" for name in PART)}
     assert set(after.uploaded) == changed
     assert repo.tags == {"task-02": before, "task-03": after}
-    assert sum(method == "PUT" for method, _ in server.requests) == puts + 3, "adapter, head and prototypes"
+    assert sum(method == "PUT" for method, _ in server.requests) == puts + len(TENSORS), "adapter, head and memory"
 
 
-def test_another_model_is_not_replaced_by_accident(server, model, tmp_path, cli, tiny):
-    hub.push(model, REPO)
-    cli("learn", tmp_path / "other", "--data", digit_folder(tmp_path / "data", 8, 9), "--num_train_epochs", "1")
+def test_another_model_is_not_replaced_by_accident(server, model, tmp_path, cli, tiny, said):
+    push(model, REPO)
+    cli("learn", tmp_path / "other", "--data", digit_folder(tmp_path / "data", 8, 9), *SMALL_FLAGS, *ONE_EPOCH)
     code, _, err = cli("push", tmp_path / "other", REPO)
     assert code == 2 and "ann/digits holds another model" in err and err.count("\n") == 1
-    said = []
-    train(run_config(tiny, tmp_path), said.append)
+    train(run_config(tiny, tmp_path))
     assert "holds another model" in "\n".join(said) and len(server.repos[REPO].refs["main"]) == 2
     assert cli("push", tmp_path / "other", REPO, "--force")[0] == 0
     assert PassLora.from_pretrained(REPO).classes == ["8", "9"]
 
 
+THEIRS = {
+    "README.md": b"---\nlicense: mit\n---\n# Ann's own model\n",
+    "results.json": b'{"mine": 1}',
+    "accuracy.png": b"a picture of ann's",
+    "model.safetensors": b"weights",
+}
+
+
+@pytest.mark.parametrize("kept", [["README.md"], ["results.json"], ["accuracy.png"], list(THEIRS)], ids=str)
+def test_a_repository_of_something_else_is_not_replaced_by_accident(server, model, cli, kept):
+    """Nothing says passlora there: what would be replaced or deleted is someone's."""
+    files = {name: THEIRS[name] for name in kept}
+    server.add(REPO, files)
+    code, _, err = cli("push", model, REPO)
+    assert code == 2 and "holds something else than a passlora model" in err and err.count("\n") == 1
+    assert "--force" in err and any(name in err for name in kept)
+    assert [commit.files for commit in server.repos[REPO].refs["main"]] == [files]
+    with pytest.raises(PassloraError, match="something else"):
+        PassLora.from_pretrained(model).push_to_hub(REPO)
+    assert cli("push", model, REPO, "--force")[0] == 0
+    there = server.repos[REPO].refs["main"][-1].files
+    assert PassLora.from_pretrained(REPO).classes and there.get("model.safetensors") == files.get("model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {".gitattributes": b"*.safetensors filter=lfs\n"},
+        {".gitattributes": b"", "README.md": b"---\nlicense: mit\n---\n"},
+        {"model.safetensors": b"what we do not write stays beside it"},
+    ],
+    ids=["empty", "attributes", "front matter", "another file"],
+)
+def test_a_repository_that_was_just_made(server, model, cli, files):
+    server.add(REPO, files)
+    assert cli("push", model, REPO)[0] == 0
+    commit = server.repos[REPO].refs["main"][-1]
+    assert "passlora.json" in commit.files and not commit.deleted
+    assert all(commit.files[name] == content for name, content in files.items() if name != "README.md")
+    assert "README.md" not in files or b"license: mit" in commit.files["README.md"], "the licence is a choice"
+
+
 def test_a_commit_made_in_the_meantime_is_not_undone(server, model, monkeypatch):
-    hub.push(model, REPO)
+    push(model, REPO)
     files = server.repos[REPO].refs["main"][-1].files
     (model / "results.json").write_text("{}")
-    render = hub.render
-    monkeypatch.setattr(hub, "render", lambda *args: server.add(REPO, files, "someone else's") and render(*args))
+    render = hub_push.render
+    monkeypatch.setattr(hub_push, "render", lambda *args: server.add(REPO, files, "someone else's") and render(*args))
     with pytest.raises(PassloraError, match="the Hub answers 412: A commit has happened since"):
-        hub.push(model, REPO)
+        push(model, REPO)
     assert server.repos[REPO].refs["main"][-1].message == "someone else's"
 
 
 def test_what_a_rollback_removed_goes_there_too(server, model, cli):
-    hub.push(model, REPO)
+    push(model, REPO)
     server.add(REPO, {**server.repos[REPO].refs["main"][-1].files, "notes.txt": b"the owner's own"})
     cli("rollback", model, "--to_task", "0")
     code, _, err = cli("push", model, REPO)
@@ -156,23 +205,18 @@ def test_what_a_rollback_removed_goes_there_too(server, model, cli):
 
 @pytest.mark.parametrize("task", [None, 0, 1])
 def test_loading_from_the_hub(server, model, task):
-    hub.push(model, REPO)
+    push(model, REPO)
     server.requests.clear()
     there, here = PassLora.from_pretrained(REPO, task=task), PassLora.from_pretrained(model, task=task)
     assert torch.equal(head(there), head(here)) and there.classes == here.classes
     assert torch.equal(there.learner.memory.means, here.learner.memory.means)
     fetched = {path.split("/resolve/")[1].split("/", 1)[1] for _, path in server.requests if "/resolve/" in path}
     part = f"task_{2 if task is None else task:02d}"
-    assert fetched == {
-        "passlora.json",
-        "prototypes.safetensors",
-        f"{part}/adapter_model.safetensors",
-        f"{part}/head.safetensors",
-    }
+    assert fetched == {"passlora.json", *(f"{part}/{name}" for name in PART)}
 
 
 def test_a_model_of_the_hub_is_taught_and_saved_whole(server, model, tmp_path):
-    hub.push(model, REPO)
+    push(model, REPO)
     there = PassLora.from_pretrained(REPO, num_train_epochs=1)
     there.learn(digit_folder(tmp_path / "more", 8))
     with pytest.raises(PassloraError, match="save_pretrained it first"):
@@ -188,7 +232,7 @@ def test_a_model_of_the_hub_is_taught_and_saved_whole(server, model, tmp_path):
 
 
 def test_what_was_loaded_once_is_there_without_network(server, model, monkeypatch):
-    hub.push(model, REPO)
+    push(model, REPO)
     before = head(PassLora.from_pretrained(REPO))
     server.shutdown()
     server.server_close()
@@ -205,8 +249,9 @@ def environment(server, tmp_path, token=TOKEN):
     return {**os.environ, **offline, **ours}
 
 
+@pytest.mark.slow  # the second block of the card's quick start does so too, below
 def test_stock_peft_reads_an_adapter_from_the_hub(server, model, tmp_path, stock_peft):
-    hub.push(model, REPO)
+    push(model, REPO)
     x = torch.randn(2, 3, 64, 64)
     theirs = stock_peft(REPO, x, environment(server, tmp_path))
     with torch.no_grad():
@@ -235,16 +280,16 @@ def test_a_backbone_of_the_hub_and_the_quick_start_of_the_card(server, tmp_path,
     assert cli("push", tmp_path / "m", REPO)[0] == 0
     card = server.repos[REPO].refs["main"][-1].files["README.md"].decode()
     assert "base_model: bob/small-vit" in card
-    Image.open(data / "3" / "0.png").convert("RGB").save(tmp_path / "photo.jpg")
+    Image.open(next((data / "3").iterdir())).convert("RGB").save(tmp_path / "photo.jpg")
     blocks = re.findall(r"```python\n(.*?)```", card, re.S)
     assert len(blocks) == 2
     x = torch.randn(2, 3, 32, 32)
     torch.save(x, tmp_path / "x.pt")
     ask = "import torch\nwith torch.no_grad():\n    torch.save(features.eval()(torch.load('x.pt')), 'z.pt')\n"
-    for code in (blocks[0], blocks[1] + ask):
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment(server, tmp_path))
-        assert done.returncode == 0, done.stderr
+    run = f"for code in ({blocks[0]!r}, {blocks[1] + ask!r}): exec(code, {{}})"  # each by itself
+    command = [sys.executable, "-c", run]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(server, tmp_path))
+    assert done.returncode == 0, done.stderr
     with torch.no_grad():
         ours = PassLora.from_pretrained(tmp_path / "m").learner.network(x)
     assert (torch.load(tmp_path / "z.pt") - ours).abs().max() <= 1e-6
@@ -290,7 +335,7 @@ def test_a_backbone_of_the_hub_is_no_pickle(server, tmp_path, cli):
 
 def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hub.push(model, REPO)
+    push(model, REPO)
     code, out, _ = cli("pull", REPO)
     assert code == 0 and "digits knows 5 classes from 3 tasks" in out and "passlora info digits" in out
     pulled = tmp_path / "digits"
@@ -299,14 +344,14 @@ def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
     of_the_run = {"config.yaml", "training_log.jsonl", "accuracy_matrix.png", "confusion_matrix.csv"}
     assert names(model) - names(pulled) == of_the_run
 
-    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), "--num_train_epochs", "1")
-    hub.push(model, REPO)
+    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), *ONE_EPOCH)
+    push(model, REPO)
     assert cli("pull", REPO, pulled)[0] == 0
     assert torch.equal(head(PassLora.from_pretrained(pulled)), head(PassLora.from_pretrained(model)))
     assert len(PassLora.from_pretrained(pulled, task=2).classes) == 5
 
     assert cli("pull", REPO, tmp_path / "early", "--revision", "task-02")[0] == 0
-    cli("learn", tmp_path / "early", "--data", digit_folder(tmp_path / "other", 6), "--num_train_epochs", "1")
+    cli("learn", tmp_path / "early", "--data", digit_folder(tmp_path / "other", 6), *ONE_EPOCH)
     before = {name: (tmp_path / "early" / name).read_bytes() for name in names(tmp_path / "early")}
     code, _, err = cli("pull", REPO, tmp_path / "early")
     assert code == 2 and "has learnt other tasks than ann/digits" in err
@@ -314,8 +359,8 @@ def test_pull_and_bring_up_to_date(server, model, tmp_path, cli, monkeypatch):
 
 
 def test_a_download_that_was_cut_off_goes_on(server, model, tmp_path, cli):
-    hub.push(model, REPO)
-    server.faults = [["GET", "task_01/head", "half", 99]]
+    push(model, REPO)
+    server.faults = [["GET", "task_01/classifier", "half", 99]]
     code, _, err = cli("pull", REPO, tmp_path / "pulled")
     assert code == 2 and err.splitlines()[-1].startswith("passlora: error:") and not (tmp_path / "pulled").exists()
     server.faults, count = [], len(server.requests)
@@ -326,8 +371,8 @@ def test_a_download_that_was_cut_off_goes_on(server, model, tmp_path, cli):
 
 
 def test_a_pull_that_was_killed_while_copying_can_be_repeated(server, model, tmp_path, cli, monkeypatch):
-    hub.push(model, REPO)
-    copies, copy_file = [], hub.copy_file
+    push(model, REPO)
+    copies, copy_file = [], hub_pull.copy_file
 
     def killed(source, name, target):
         copies.append(name)
@@ -335,32 +380,32 @@ def test_a_pull_that_was_killed_while_copying_can_be_repeated(server, model, tmp
             raise KeyboardInterrupt
         copy_file(source, name, target)
 
-    monkeypatch.setattr(hub, "copy_file", killed)
+    monkeypatch.setattr(hub_pull, "copy_file", killed)
     assert cli("pull", REPO, tmp_path / "pulled")[0] == 130
     assert (tmp_path / "pulled" / "results.json").is_file() and not (tmp_path / "pulled" / "passlora.json").exists()
-    monkeypatch.setattr(hub, "copy_file", copy_file)
+    monkeypatch.setattr(hub_pull, "copy_file", copy_file)
     assert cli("pull", REPO, tmp_path / "pulled")[0] == 0
     assert len(PassLora.from_pretrained(tmp_path / "pulled").classes) == 5
 
 
 def test_notes_written_on_the_hub_or_here_are_kept(server, model, tmp_path, cli):
-    hub.push(model, REPO)
+    push(model, REPO)
     files = server.repos[REPO].refs["main"][-1].files
     card = files["README.md"].decode().replace("license: apache-2.0", "license: mit") + "\nWritten on the Hub.\n"
     server.add(REPO, {**files, "README.md": card.encode()})
-    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), "--num_train_epochs", "1")
-    hub.push(model, REPO)
+    cli("learn", model, "--data", digit_folder(tmp_path / "more", 9), *ONE_EPOCH)
+    push(model, REPO)
     text = server.repos[REPO].refs["main"][-1].files["README.md"].decode()
     assert text.endswith("\nWritten on the Hub.\n") and "license: mit" in text and "knows 6 classes" in text
-    hub.pull(REPO, tmp_path / "pulled", "task-02")
+    pull(REPO, tmp_path / "pulled", "task-02")
     path = tmp_path / "pulled" / "README.md"
     path.write_text(path.read_text() + "\nWritten here.\n")
-    hub.pull(REPO, tmp_path / "pulled")
+    pull(REPO, tmp_path / "pulled")
     assert path.read_text().endswith("\nWritten here.\n") and "knows 6 classes" in path.read_text()
 
 
 def test_a_stranger_can_not_choose_where_files_go(server, model, tmp_path, cli):
-    hub.push(model, REPO)
+    push(model, REPO)
     files = server.repos[REPO].refs["main"][-1].files
     extra = {"../evil.txt": b"x", "task_00/../../evil.txt": b"x", "run.py": b"x", "task_00/evil.pkl": b"x"}
     server.add(REPO, {**files, **extra})
@@ -386,7 +431,7 @@ def test_repositories_that_are_no_model(server, tmp_path, cli, files, says):
 
 def test_a_manifest_of_no_sane_size_is_not_fetched(server, monkeypatch):
     server.add("bob/huge", {"passlora.json": b" " * 2000})
-    monkeypatch.setattr(hub, "MAX_BYTES", 1000)
+    monkeypatch.setattr(hub_pull, "MAX_BYTES", 1000)
     with pytest.raises(PassloraError, match="larger than any manifest"):
         PassLora.from_pretrained("bob/huge")
     assert not any(method == "GET" and "/resolve/" in path for method, path in server.requests)
@@ -397,7 +442,7 @@ def test_a_manifest_of_no_sane_size_is_not_fetched(server, monkeypatch):
 
 def test_commands_take_a_model_of_the_hub(server, model, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hub.push(model, REPO)
+    push(model, REPO)
     data = digit_folder(tmp_path / "few", 0, 1, count=2)
     code, out, _ = cli("predict", REPO, data / "0" / "0.png", "--top_k", "1", "--task", "0")
     assert code == 0 and out.count("%") == 1
@@ -464,7 +509,7 @@ def test_names_that_are_none(model, cli, name):
 
 def test_an_upload_that_fails_once_is_retried_by_the_client(server, model):
     server.faults = [["PUT", "/blobs/", 500, 2], ["POST", "/preupload/", 503, 1]]
-    assert hub.push(model, REPO).tag == "task-02"
+    assert push(model, REPO).tag == "task-02"
 
 
 @pytest.mark.parametrize("answer", [500, 403, "cut"])
@@ -484,13 +529,12 @@ def test_an_upload_cut_off_in_the_middle_leaves_no_commit_and_goes_on(server, mo
 
 def run_config(tiny, tmp_path, **changes):
     options = {"task_sizes": [4, 3, 3], "max_train_per_class": 2, "max_test_per_class": 1, "preset": "finetune"}
-    options |= {"push_to_hub": True, "hub_model_id": REPO, "output_dir": str(tmp_path / "run")}
+    options |= {**SMALL, "push_to_hub": True, "hub_model_id": REPO, "output_dir": str(tmp_path / "run")}
     return tiny(**{**options, **changes})
 
 
-def test_training_uploads_after_each_task(server, tiny, tmp_path):
-    said = []
-    train(run_config(tiny, tmp_path), said.append)
+def test_training_uploads_after_each_task(server, tiny, tmp_path, said):
+    train(run_config(tiny, tmp_path))
     repo = server.repos[REPO]
     _, *commits = repo.refs["main"]
     assert [commit.message for commit in commits] == ["Task 0: 4 classes", "Task 1: 7 classes", "Task 2: 10 classes"]
@@ -502,45 +546,42 @@ def test_training_uploads_after_each_task(server, tiny, tmp_path):
     assert sum("uploaded to" in line for line in said) == 3 and TOKEN not in "".join(said)
     everything = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert TOKEN.encode() not in everything
-    train(run_config(tiny, tmp_path), said.append)
+    train(run_config(tiny, tmp_path))
     assert len(repo.refs["main"]) == 4, "a finished run has nothing left to upload"
 
 
 def test_comparisons_come_last(server, tiny, tmp_path):
-    train(run_config(tiny, tmp_path, preset="lwf-kd", compare=["finetune"]), lambda text: None)
+    train(run_config(tiny, tmp_path, preset="lwf-kd", compare=["finetune"]))
     repo = server.repos[REPO]
     *_, last = repo.refs["main"]
     assert len(repo.refs["main"]) == 5 and repo.tags["task-02"] == last
     assert list(json.loads(last.files["results.json"])["compare"]) == ["finetune"]
 
 
-def test_a_server_that_falls_silent_does_not_hold_up_training(server, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "PATIENCE", 0.5)
+def test_a_server_that_falls_silent_does_not_hold_up_training(server, tiny, tmp_path, monkeypatch, said):
+    monkeypatch.setattr(hub_names, "PATIENCE", 0.5)
     server.faults = [["POST", "/commit/", "silent", 99]]
-    said = []
-    assert train(run_config(tiny, tmp_path), said.append)["finished"]
+    assert train(run_config(tiny, tmp_path))["finished"]
     assert "upload to ann/digits failed: the Hub cannot be reached (ReadTimeout" in "\n".join(said)
     server.silence.set()
 
 
-def test_a_failed_upload_is_made_up_for_by_the_next_task(server, tiny, tmp_path):
+def test_a_failed_upload_is_made_up_for_by_the_next_task(server, tiny, tmp_path, said):
     server.faults = [["POST", "/commit/", 507, 1]]
-    said = []
-    results = train(run_config(tiny, tmp_path), said.append)
+    results = train(run_config(tiny, tmp_path))
     assert results["finished"]
     _, *commits = server.repos[REPO].refs["main"]
     assert [commit.message for commit in commits] == ["Task 1: 7 classes", "Task 2: 10 classes"]
-    assert {"task_00/head.safetensors", "task_01/head.safetensors"} <= set(commits[0].files)
+    assert {"task_00/classifier.safetensors", "task_01/classifier.safetensors"} <= set(commits[0].files)
     text = "\n".join(said)
     assert "upload to ann/digits failed: the Hub answers 507" in text and "passlora push" not in text
 
 
-def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp_path, cli):
+def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp_path, cli, said):
     server.shutdown()
     server.server_close()
-    said = []
     folder = tmp_path / "run"
-    results = train(run_config(tiny, tmp_path, hub_private_repo=True), said.append)
+    results = train(run_config(tiny, tmp_path, hub_private_repo=True))
     assert results["finished"] and len(PassLora.from_pretrained(folder).classes) == 10
     text = "\n".join(said)
     assert text.count("upload to ann/digits failed") == 4, "three tasks, and once more at the end"
@@ -554,10 +595,10 @@ def test_training_goes_on_without_a_hub_and_says_how_to_finish(server, tiny, tmp
 
 def test_starting_the_training_again_finishes_the_upload(server, tiny, tmp_path):
     server.faults = [["POST", "/commit/", 507, 99]]
-    train(run_config(tiny, tmp_path), lambda text: None)
+    train(run_config(tiny, tmp_path))
     assert len(server.repos[REPO].refs["main"]) == 1
     server.faults = []
-    train(run_config(tiny, tmp_path), lambda text: None)
+    train(run_config(tiny, tmp_path))
     assert server.repos[REPO].refs["main"][-1].message == "Task 2: 10 classes"
 
 
@@ -576,9 +617,9 @@ def test_settings_that_cannot_be(tiny, tmp_path, flags, says):
 
 def test_the_cache_is_not_a_way_out(server, model, tmp_path):
     """Links of the cache into itself are followed, links elsewhere are not."""
-    hub.push(model, REPO)
+    push(model, REPO)
     source = PassLora.from_pretrained(REPO).source
-    path = source.folder / "task_02" / "head.safetensors"
+    path = source.folder / "task_02" / "classifier.safetensors"
     outside = tmp_path / "outside.safetensors"
     shutil.copyfile(path, outside)
     path.unlink()
@@ -586,7 +627,7 @@ def test_the_cache_is_not_a_way_out(server, model, tmp_path):
     with pytest.raises(PassloraError, match="leads out of the model's folder"):
         PassLora.from_pretrained(REPO)
     with pytest.raises(PassloraError, match="leads out of the model's folder"):
-        hub.pull(REPO, tmp_path / "pulled")
+        pull(REPO, tmp_path / "pulled")
     assert not (tmp_path / "pulled" / "passlora.json").exists()
 
 

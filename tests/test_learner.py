@@ -7,11 +7,12 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from conftest import SMALL
 
-from passlora import PassLora
+from passlora import PassLora, train
 from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import load_dataset
 from passlora.errors import PassloraError
 from passlora.method.views import rotate
+from passlora.network.backbone import Backbone
 from passlora.training.learner import Learner
 from passlora.training.schedule import hash_seed
 from passlora.training.steps import Hooks
@@ -279,6 +280,61 @@ def test_a_deit_small_step_at_224_px_reaches_adapter_and_head_only(image_tree, t
     before = state(learner)
     learner.learn(task_data(images, labels, [1]), 1)
     after = state(learner)
-    changed = {n for n in before if not n.startswith("classifier.") and ".teacher." not in n and not torch.equal(before[n], after[n])}
+    changed = {
+        n
+        for n in before
+        if not n.startswith("classifier.") and ".teacher." not in n and not torch.equal(before[n], after[n])
+    }
     assert changed and all(".attn.qkv.lora_" in name and ".default." in name for name in changed)
     assert learner.network.backbone.image_size == 224 and learner.memory.means.shape == (8, 384)
+
+
+# --- nothing is computed that nobody reads -----------------------------------------------------------------------
+
+
+def test_asking_builds_no_teacher(image_tree, tmp_path):
+    root = image_tree(classes=("cat", "dog"), size=(16, 16))
+    model = PassLora.create(**SMALL, num_train_epochs=1)
+    for name in ("cat", "dog"):
+        model.learn(root, classes=[name])
+    assert model.learner.network.backbone.has_teacher, "the second lesson needed one"
+    model.save_pretrained(tmp_path / "model")
+    asked = PassLora.from_pretrained(tmp_path / "model")
+    list(asked.predict(root / "test" / "cat" / "0.png"))
+    asked.evaluate(root)
+    asked.merge(tmp_path / "merged", "transformers")
+    assert not asked.learner.network.backbone.has_teacher
+    assert not any("teacher" in name for name in asked.learner.network.state_dict())
+
+
+def test_a_lesson_tests_old_images_before_and_every_image_once_after(image_tree, monkeypatch):
+    first = image_tree(name="first", classes=("cat", "dog"), count=3, size=(16, 16))
+    image_tree(name="second", splits=("train",), classes=("owl",), size=(16, 16))
+    second = image_tree(name="second", splits=("test",), classes=("cat", "dog", "owl"), count=3, size=(16, 16))
+    model = PassLora.create(**SMALL, num_train_epochs=1)
+    model.learn(first)
+    data = model._load(second, {})
+    tested, read = [], Images.__getitems__
+
+    def count(images, plan):
+        if images is data.test:
+            tested.extend(plan.rows.tolist())
+        return read(images, plan)
+
+    monkeypatch.setattr(Images, "__getitems__", count)
+    lesson = model.learn(data)
+    assert None not in (lesson.old_before, lesson.old_after, lesson.new_after, lesson.all_after)
+    names = [data.class_names[label] for label in data.test.split.labels]
+    times = {name: sum(tested.count(row) for row, own in enumerate(names) if own == name) / 3 for name in set(names)}
+    assert times == {"cat": 2, "dog": 2, "owl": 1}
+    assert max(tested.count(row) for row in tested) == 2
+
+
+@pytest.mark.parametrize(("preset", "steps"), [("ncm", 0), ("slda", 0), ("simplecil", 24), ("fetril", 24)])
+def test_a_network_at_rest_sees_each_image_once_in_a_whole_run(small, tmp_path, monkeypatch, preset, steps):
+    """60 images to learn from and 40 to test on, which are tested again after every task; `steps` trained on in one."""
+    rows, forward = [], Backbone.forward
+    monkeypatch.setattr(Backbone, "forward", lambda self, x: (rows.append(len(x)), forward(self, x))[1])
+    results = train(small(preset=preset, task_sizes=[4, 3, 3], output_dir=str(tmp_path / "run")))
+    assert results["finished"] and len(results["stage_accuracy"]) == 3
+    assert sum(rows) == 60 + 40 + steps

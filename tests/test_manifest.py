@@ -9,15 +9,22 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from passlora.folder.store import Form, read_tensors
 from safetensors.torch import save_file
 
 from passlora import Config, PassloraError
+from passlora.files import read_tensors
 from passlora.folder.manifest import MANIFEST, Manifest, TaskEntry, check, read_manifest, settings_of, to_json
 
+SETTINGS = settings_of(Config.make(num_tasks=2))
+FILES = {"classifier.safetensors": 64 * "0", "settings.json": 64 * "f"}
 GOOD = to_json(
-    Manifest(settings_of(Config.make(num_tasks=2)), [TaskEntry(["a", "b"], "2026-01-01", 50.0), TaskEntry(["c"], "")])
+    Manifest(
+        SETTINGS,
+        [TaskEntry(["a", "b"], "2026-01-01", 50.0, files=FILES), TaskEntry(["c"], "", 40.0, tested=2, files=FILES)],
+    )
 )
+WORDY = {**GOOD, "settings": SETTINGS}  # with every setting, also those at their defaults
+OLD = {**WORDY, "format_version": 1}
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=20), inner, max_size=4),
@@ -33,7 +40,11 @@ def places(value, path=()):
         yield from places(inner, (*path, key))
 
 
-PLACES = [place for place in places(GOOD) if place]
+def form(*shape):
+    return torch.empty(*shape, device="meta")
+
+
+PLACES = [place for place in places(WORDY) if place]
 
 
 def test_a_good_manifest_reads_back():
@@ -42,10 +53,14 @@ def test_a_good_manifest_reads_back():
     assert manifest.config().model.lora_r == 4
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(PLACES), ANYTHING)
-def test_any_value_anywhere_is_read_or_refused(place, value):
-    content = copy.deepcopy(GOOD)
+@pytest.mark.parametrize("content", [WORDY, OLD], ids=["format 2", "format 1"])
+def test_what_other_versions_write_is_read(content):
+    manifest = check(json.loads(json.dumps(content)))
+    assert manifest.settings == SETTINGS and manifest.classes == ["a", "b", "c"]
+
+
+def put_anything(base, place, value):
+    content = copy.deepcopy(base)
     target = content
     for key in place[:-1]:
         target = target[key]
@@ -56,9 +71,23 @@ def test_any_value_anywhere_is_read_or_refused(place, value):
         assert "\n" not in str(error) and len(str(error)) < 2000
     else:
         assert all(isinstance(name, str) for name in manifest.classes)
+        assert check(json.loads(json.dumps(to_json(manifest)))).settings == manifest.settings, "it is written as read"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([WORDY, OLD]), st.sampled_from(PLACES), ANYTHING)
+def test_any_value_anywhere_is_read_or_refused(base, place, value):
+    put_anything(base, place, value)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(st.sampled_from([WORDY, OLD]), st.sampled_from(PLACES), ANYTHING)
+def test_any_value_anywhere_many_times(base, place, value):
+    put_anything(base, place, value)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(tmp_path, data):
     raw = bytearray(json.dumps(GOOD).encode())
@@ -71,7 +100,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, data):
         assert "\n" not in str(error)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_tensors_are_read_or_refused(tmp_path, data):
     path = tmp_path / "x.safetensors"
@@ -81,7 +110,7 @@ def test_damaged_tensors_are_read_or_refused(tmp_path, data):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
     try:
-        tensors = read_tensors(tmp_path, path, {"weight": Form(4, 3), "bias": Form(4)})
+        tensors = read_tensors(tmp_path, path, {"weight": form(4, 3), "bias": form(4)})
     except PassloraError as error:
         assert "\n" not in str(error)
     else:
@@ -95,7 +124,7 @@ def test_a_header_that_claims_more_than_the_file_holds(tmp_path, claimed):
     header = json.dumps({"weight": {"dtype": "F32", "shape": [claimed], "data_offsets": [0, 4 * claimed]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(PassloraError, match="not a readable safetensors file"):
-        read_tensors(tmp_path, path, {"weight": Form(4)})
+        read_tensors(tmp_path, path, {"weight": form(4)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.complex64])
@@ -103,4 +132,4 @@ def test_tensors_of_another_type(tmp_path, dtype):
     path = tmp_path / "x.safetensors"
     save_file({"weight": torch.ones(4, dtype=dtype)}, path)
     with pytest.raises(PassloraError, match="weight has type"):
-        read_tensors(tmp_path, path, {"weight": Form(4)})
+        read_tensors(tmp_path, path, {"weight": form(4)})

@@ -13,9 +13,9 @@ import pytest
 from accelerate import Accelerator
 
 from passlora import Config
-from passlora.data.batches import Images
+from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import load_dataset
-from passlora.training.learner import Learner, TaskData
+from passlora.training.learner import Learner
 from passlora.training.steps import Hooks
 
 RECORDED = Path(__file__).parent / "reference_losses.json"
@@ -52,8 +52,7 @@ def losses_of(run: str, **changes) -> list[float]:
     return steps
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", ["lora", *(pytest.param(run, marks=pytest.mark.slow) for run in list(RUNS)[1:])])
 def test_the_losses_are_the_recorded_ones(run):
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))[run]
     assert len(recorded) == 16

@@ -31,7 +31,7 @@ def images():
 def make(folder, **options):
     base = {"dataset_name": "digits", "task_sizes": [6, 4], "max_train_per_class": 4, "max_test_per_class": 1}
     base |= {"num_train_epochs": 1, "per_device_train_batch_size": 8, "output_dir": str(folder)}
-    train(Config.make(**{**base, **options}), lambda text: None)
+    train(Config.make(**{**base, **options}))
     return folder
 
 

@@ -11,10 +11,11 @@ from accelerate import Accelerator
 from test_reference_losses import RECORDED, losses_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passlora.data.batches import Images
+from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import load_dataset
 from passlora.errors import PassloraError
-from passlora.training.learner import Learner, TaskData
+from passlora.training.learner import Learner
+from passlora.training.steps import Hooks
 
 PLAIN = {"crop_padding": 0, "horizontal_flip": False, "brightness": 0}
 
@@ -34,15 +35,25 @@ def ready(config):
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_changes_no_loss():
-    """The second task switches adapters between the student's forward passes."""
+def test_gradient_checkpointing_changes_no_recorded_loss():
     assert losses_of("lora", gradient_checkpointing=True) == pytest.approx(recorded("lora"), rel=1e-5)
 
 
-def test_gradient_checkpointing_keeps_less(tiny):
+def test_gradient_checkpointing_changes_no_loss(small):
+    """The second task switches adapters between the student's forward passes."""
+    curves = {}
+    for on in (False, True):
+        learner, tasks = ready(small(gradient_checkpointing=on, num_train_epochs=2))
+        curves[on] = []
+        for task, classes in zip(tasks, (6, 4), strict=True):
+            learner.learn(task, classes, Hooks(lambda log, steps=curves[on]: steps.extend(log.steps)))
+    assert len(curves[True]) == 16 and curves[True] == pytest.approx(curves[False], rel=1e-5)
+
+
+def test_gradient_checkpointing_keeps_less(small):
     kept = {}
     for on in (False, True):
-        learner, _ = ready(tiny())
+        learner, _ = ready(small())
         backbone = learner.network.backbone
         backbone.checkpoint_gradients(on)
         kept[on] = 0
@@ -52,21 +63,21 @@ def test_gradient_checkpointing_keeps_less(tiny):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            backbone(torch.rand(8, 3, 64, 64))
+            backbone(torch.rand(8, 3, 32, 32))
     assert 0 < kept[True] < kept[False] / 5
 
 
 def test_gradient_checkpointing_and_batch_statistics_do_not_mix(tiny):
-    resnet = {"model_name_or_path": "passlora/resnet18", "pretrained": False, "lora_r": 0, "image_size": 16}
+    resnet = {"model_name_or_path": "passlora/resnet18", "pretrained": False, "lora_r": 0, "image_size": 8}
     learner, tasks = ready(tiny(**resnet, gradient_checkpointing=True))
     with pytest.raises(PassloraError, match="batch normalisation"):
         learner.learn(tasks[0], 6)
 
 
-def test_a_cached_teacher_says_the_same_and_is_asked_once_an_image(tiny, monkeypatch):
+def test_a_cached_teacher_says_the_same_and_is_asked_once_an_image(small, monkeypatch):
     curves, rows = {}, {}
     for cached in (False, True):
-        learner, tasks = ready(tiny(**PLAIN, cache_teacher=cached, num_train_epochs=3, per_device_train_batch_size=7))
+        learner, tasks = ready(small(**PLAIN, cache_teacher=cached, num_train_epochs=3, per_device_train_batch_size=7))
         rows[cached], logs = 0, []
 
         def ask(x, teacher=learner.network.backbone.teacher, cached=cached):
@@ -75,15 +86,15 @@ def test_a_cached_teacher_says_the_same_and_is_asked_once_an_image(tiny, monkeyp
 
         monkeypatch.setattr(learner.network.backbone, "teacher", ask)
         learner.learn(tasks[0], 6)
-        learner.learn(tasks[1], 4, logs.append)
+        learner.learn(tasks[1], 4, Hooks(logs.append))
         curves[cached] = [loss for log in logs for loss in log.steps]
     assert rows == {False: 3 * 24 * 4, True: 24 * 4}
     assert curves[True] == pytest.approx(curves[False], rel=1e-5)
 
 
 @pytest.mark.parametrize("change", [{"crop_padding": 1}, {"horizontal_flip": True}, {"brightness": 0.1}])
-def test_a_teacher_is_not_cached_for_images_that_change(tiny, change):
-    learner, tasks = ready(tiny(**{**PLAIN, **change}, cache_teacher=True))
+def test_a_teacher_is_not_cached_for_images_that_change(small, change):
+    learner, tasks = ready(small(**{**PLAIN, **change}, cache_teacher=True))
     with pytest.raises(PassloraError, match="look the same in every epoch"):
         learner.learn(tasks[0], 6)
 
@@ -105,36 +116,40 @@ class Syncs(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", [{}, {"proto_aug": "implicit", "covariance": "diag"}, {"preset": "lwf"}], ids=str)
-def test_no_step_fetches_a_number_from_the_device(tiny, options):
-    learner, tasks = ready(tiny(**options, horizontal_flip=True))
+def test_no_step_fetches_a_number_from_the_device(small, options):
+    learner, tasks = ready(small(**options, horizontal_flip=True))
     learner.learn(tasks[0], 6)
-    learner.network.grow(4)
-    learner.old_head = (learner.network.head.weight[:24].detach(), learner.network.head.bias[:24].detach())
+    training = learner.training_of(tasks[1], 4)
     at_epoch_end = []
     with Syncs() as syncs:
         torch.ones(2).sum().item()
         assert syncs.seen == ["_local_scalar_dense"], "the counter counts"
         syncs.seen.clear()
-        learner._train(tasks[1], lambda log: at_epoch_end.extend(syncs.seen), lambda state: None, None, "test")
-    assert len(at_epoch_end) <= 1, "one number a task: the seed that torch's loader draws"
+        training.run(Hooks(lambda log: at_epoch_end.extend([len(log.steps), *syncs.seen])))
+    assert at_epoch_end[0] == 3
+    assert len(at_epoch_end) <= 2, "one number a task: the seed that torch's loader draws"
 
 
-def test_four_views_need_no_larger_batches_than_one(tiny, monkeypatch):
-    learner, tasks = ready(tiny())
-    learner.network.grow(6)
+def multiview(learner, images):
+    return learner.network.scores(learner.network.features(images, 4), ["multiview"], learner.memory)["multiview"]
+
+
+def test_four_views_need_no_larger_batches_than_one(small, monkeypatch):
+    learner, tasks = ready(small())
+    learner.network.classifier.grow(6)
     images = tasks[0].images.cache[:5]
-    whole = learner.network.scores(images, ["multiview"])["multiview"]
+    whole = multiview(learner, images)
     rows, forward = [], learner.network.backbone.forward
     monkeypatch.setattr(learner.network.backbone, "forward", lambda x: (rows.append(len(x)), forward(x))[1])
-    assert torch.equal(learner.network.scores(images, ["multiview"])["multiview"], whole)
+    assert torch.equal(multiview(learner, images), whole)
     assert rows == [5] * 4
 
 
-def test_inference_halves_what_does_not_fit(tiny, monkeypatch):
-    learner, tasks = ready(tiny())
-    learner.network.grow(6)
+def test_inference_halves_what_does_not_fit(small, monkeypatch):
+    learner, tasks = ready(small())
+    learner.network.classifier.grow(6)
     images, forward = tasks[0].images.cache[:7], learner.network.backbone.forward
-    whole = learner.network.scores(images, ["multiview"])["multiview"]
+    whole = multiview(learner, images)
 
     def small_memory(limit):
         def run(x):
@@ -145,7 +160,7 @@ def test_inference_halves_what_does_not_fit(tiny, monkeypatch):
         return run
 
     monkeypatch.setattr(learner.network.backbone, "forward", small_memory(2))
-    torch.testing.assert_close(learner.network.scores(images, ["multiview"])["multiview"], whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(multiview(learner, images), whole, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(learner.network.backbone, "forward", small_memory(0))
     with pytest.raises(torch.OutOfMemoryError, match="1 rows"):
-        learner.network.scores(images, ["multiview"])
+        multiview(learner, images)

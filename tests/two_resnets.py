@@ -1,25 +1,30 @@
-"""Run by test_distributed.py on two processes: how far apart are their networks after a task?"""
+"""Run by test_distributed.py on two processes: how far apart are their networks after a task?
+
+python tests/two_resnets.py [MODEL]
+"""
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 
 from passlora import Config, Learner
-from passlora.data.batches import Images
+from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import load_dataset
-from passlora.training.learner import TaskData
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     accelerator = Accelerator()
     assert accelerator.num_processes == 2
     config = Config.make(
-        model_name_or_path="passlora/resnet18",
+        model_name_or_path=argv[1] if len(argv) > 1 else "passlora/resnet18",
+        image_size=32,
         lora_r=0,
         pretrained=False,
-        task_sizes=[10],
+        task_sizes=[6, 4],
         max_train_per_class=2,
         num_train_epochs=1,
         per_device_train_batch_size=5,
@@ -27,17 +32,19 @@ def main() -> None:
     learner = Learner(config, accelerator)
     split = load_dataset(config.data, 0).train
     images = Images(split, 32, config.data, "digits")
-    learner.learn(TaskData(images, np.arange(len(split)), split.labels), 10)
+    for classes in (range(6), range(6, 10)):  # the network after the first is the teacher of the second
+        learner.learn(TaskData(images, np.flatnonzero(np.isin(split.labels, classes)), split.labels), len(classes))
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    apart = []
-    for f in (learner.network.backbone, learner.network.backbone.teacher):
-        with torch.no_grad():
+    backbone, apart = learner.network.backbone, []
+    with torch.no_grad():
+        for f in (backbone, backbone.teacher):
             first, second = accelerator.gather(f(x)).chunk(2)
-        apart.append(float((first - second).abs().max()))
+            apart.append(float((first - second).abs().max()))
+        moved = bool((backbone(x) - backbone.teacher(x)).abs().max() > 0)
     if accelerator.is_main_process:
-        print(f"student {apart[0]} teacher {apart[1]}", flush=True)
+        print(f"student {apart[0]} teacher {apart[1]} moved {moved}", flush=True)
     accelerator.end_training()  # a group of processes that is not ended may abort at exit
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

@@ -26,10 +26,13 @@ def progress(iterable: Any = None, **options: Any) -> Any:
     return tqdm(iterable, disable=is_silent(), leave=False, dynamic_ncols=True, **options)
 
 
+def is_seen(bar: Any, often: bool) -> bool:
+    """Whether a text set now is going to be seen: in the next line, or on a terminal when it is time (`often`)."""
+    return bar.is_due if isinstance(bar, Lines) else often and not bar.disable
+
+
 class Lines:
     """Stands in for a tqdm bar in a log: `training, epoch 2/4: 40% (12 s, 18 s left)`, as a line of its own."""
-
-    disable = False
 
     def __init__(
         self, iterable: Any = None, desc: str = "", total: int | None = None, initial: int = 0, unit: str = "step"
@@ -47,6 +50,10 @@ class Lines:
 
     def set_postfix_str(self, text: str) -> None:
         self.postfix = text
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_line
 
     def update(self, steps: int = 1) -> None:
         self.done += steps

@@ -6,13 +6,16 @@ makes the folder format 2, then the old files go. Cut off at any moment, the fol
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from passlora.errors import PassloraError
-from passlora.files import digest_of, read_tensors, write_json, write_tensors
+from passlora.files import digest_of, read_tensors, write, write_json, write_tensors
 from passlora.folder.layout import (
     ADAPTER,
+    ADAPTER_CONFIG,
     BACKBONE,
     BACKUP,
     CLASSIFIER,
@@ -102,15 +105,31 @@ def convert_task(source: Path, folder: Path, manifest: Manifest, task: int, root
     if not (old / HEAD).is_file():  # keep_tasks dropped it
         return {}
     head, memory = forms_of(source, manifest, task)
+    if source != folder:
+        for name in (ADAPTER, ADAPTER_CONFIG, BACKBONE):
+            if (old / name).is_file():
+                write(part / name, partial(shutil.copyfile, old / name))
     write_tensors(part / CLASSIFIER, read_tensors(root, old / HEAD, head))
     write_tensors(part / MEMORY, read_prototypes(source, manifest, task, memory, root))
     write_json(part / SETTINGS, differing(manifest.settings))
-    if source != folder:
-        (part / HEAD).unlink(missing_ok=True)  # copied along
     return {name: digest_of(part / name) for name in IN_A_TASK if (part / name).is_file()}
 
 
 def remove_old_files(folder: Path, tasks: int) -> None:
     """What a converted folder needs no more."""
-    for path in (folder / PROTOTYPES, *(folder / task_folder(task) / HEAD for task in range(tasks))):
-        path.unlink(missing_ok=True)
+    for part in (folder / task_folder(task) for task in range(tasks)):
+        if (part / CLASSIFIER).is_file():
+            (part / HEAD).unlink(missing_ok=True)
+    if are_prototypes(folder / PROTOTYPES):
+        (folder / PROTOTYPES).unlink()
+
+
+def are_prototypes(path: Path) -> bool:
+    """Whether passlora 0.1 wrote the file, rather than somebody who gave theirs the same name."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {"means", "radii", "class_tasks"} <= set(file.keys())
+    except (SafetensorError, OSError):
+        return False

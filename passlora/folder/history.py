@@ -70,8 +70,8 @@ def prune(folder: Path) -> list[str]:
     """Delete what a rollback left behind; returns the names of what went."""
     format1.convert(folder)
     manifest, gone = read_manifest(folder), []
-    trim_results(folder, len(manifest.tasks))
     (folder / BACKUP).unlink(missing_ok=True)
+    trim_results(folder, len(manifest.tasks))
     for path in sorted(folder.iterdir()):
         number = task_number(path.name)
         if number is not None and number >= len(manifest.tasks) and tasks.remove_task(path):

@@ -48,6 +48,6 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         held.remove(name)
-        file.release()
         if is_new and folder.is_dir() and [path.name for path in folder.iterdir()] in ([], [LOCK]):
             shutil.rmtree(folder)  # nothing came of it
+        file.release()

@@ -34,6 +34,7 @@ BUDGET = (
     "lr_milestones",
     "lr_decay",
     "keep_tasks",
+    "seed",
 )
 # The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
 LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
@@ -100,7 +101,7 @@ class Manifest:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def check_backbone_name(name: Any, architecture: Any) -> None:
         return
     path = split_local(name, architecture)[1]
     parts = name.removeprefix(LOCAL_DIR).split("/")
-    leads_out = ".." in parts or "\\" in name or (path is not None and len(parts) > 1)
+    leads_out = ".." in re.split("[/:]", name) or "\\" in name or (path is not None and len(parts) > 1)
     if leads_out or name.startswith("/") or (path is None and name.startswith("~")):
         raise PassloraError(f"model_name_or_path {name[:80]!r} leads out of the model's folder")
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from passlora.errors import PassloraError
 from passlora.files import TEMPORARY
+from passlora.folder.format1 import are_prototypes
 from passlora.folder.layout import (
     BACKUP,
     CARD,
     CHECKPOINT,
     CONFUSION,
     LOCK,
+    LOG,
     MANIFEST,
     MATRIX,
     NOTES,
@@ -24,14 +26,15 @@ from passlora.folder.layout import (
     task_number,
 )
 from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, write_manifest
-from passlora.folder.tasks import remove_task, write_task
+from passlora.folder.results import read_results
+from passlora.folder.tasks import is_task, remove_task, write_task
 
 if TYPE_CHECKING:
     from passlora.training.learner import TaskState
 
 
-def save_model(folder: Path, manifest: Manifest, states: dict[int, TaskState]) -> None:
-    """The given tasks' folders, and the manifest that names every task; what it does not need goes after that."""
+def write_tasks(folder: Path, manifest: Manifest, states: dict[int, TaskState]) -> None:
+    """The given tasks' folders; the manifest learns of their files."""
     folder.mkdir(parents=True, exist_ok=True)
     last = len(manifest.tasks) - 1
     keep_last = manifest.settings["keep_tasks"] == "last"
@@ -41,9 +44,14 @@ def save_model(folder: Path, manifest: Manifest, states: dict[int, TaskState]) -
     if keep_last:
         for entry in manifest.tasks[:last]:
             entry.files = {}
+
+
+def commit(folder: Path, manifest: Manifest) -> None:
+    """The manifest makes the folder the new model; what it does not need goes after that."""
+    last = len(manifest.tasks) - 1
     write_manifest(folder, manifest)
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    if keep_last:
+    if manifest.settings["keep_tasks"] == "last":
         for task in range(last):
             remove_task(folder / task_folder(task))
 
@@ -58,11 +66,22 @@ def check_new_model(folder: Path) -> None:
 
 def is_left_over(path: Path) -> bool:
     """Whether a file or folder may be what a first lesson, or a download, left when it was cut off."""
-    if path.name in (CHECKPOINT, LOCK, PROTOTYPES, RESULTS, MATRIX, CONFUSION, PICTURE):
+    if path.name in (CHECKPOINT, LOCK) or path.name.startswith(TEMPORARY):
         return True
     if path.name == CARD:
         return is_our_card(path)
-    return path.name.startswith(TEMPORARY) or (path.is_dir() and task_number(path.name) is not None)
+    if path.name == PROTOTYPES:
+        return are_prototypes(path)
+    if path.name in (RESULTS, MATRIX, CONFUSION, PICTURE, LOG):
+        return is_our_card(path.parent / CARD) or holds_results(path.parent) or path.name == LOG
+    return task_number(path.name) is not None and is_task(path)
+
+
+def holds_results(folder: Path) -> bool:
+    try:
+        return bool(read_results(folder))
+    except PassloraError:
+        return False
 
 
 def is_our_card(path: Path) -> bool:

@@ -6,11 +6,21 @@ import json
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passlora.errors import PassloraError
-from passlora.files import TEMPORARY, check_finite, check_inside, digest_of, read_tensors, write_json, write_tensors
+from passlora.files import (
+    TEMPORARY,
+    check_finite,
+    check_inside,
+    digest_of,
+    read_tensors,
+    write,
+    write_json,
+    write_tensors,
+)
 from passlora.folder.layout import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
     from passlora.training.learner import TaskState
 
 MAX_SETTINGS = 2**20  # bytes of a task's settings
+MARKS = (CLASSIFIER, HEAD)  # every task has one of them, and nobody else's folder has
 
 
 def check_state(state: TaskState) -> None:
@@ -56,24 +67,38 @@ def write_task(folder: Path, task: int, state: TaskState, settings: dict[str, An
             write_tensors(new / MEMORY, state.memory)
         write_json(new / SETTINGS, differing(settings))
         files = {path.name: digest_of(path) for path in sorted(new.iterdir())}
+        check_room(folder, task)
         remove_task(target)  # left by a save that was cut off
-        if target.exists():
-            raise PassloraError(f"{target} holds files that are not passlora's: move them elsewhere")
+        if target.is_dir():
+            target.rmdir()
         os.replace(new, target)
     return files
 
 
 def remove_task(path: Path) -> bool:
     """Delete a task's folder, but nothing in it that passlora did not write; whether anything went."""
-    if not path.is_dir() or path.is_symlink():
+    if not is_task(path):
         return False
-    own = [path / name for name in (*IN_A_TASK, HEAD) if (path / name).is_file()]
-    for file in own:
-        file.unlink()
+    for name in sorted((*IN_A_TASK, HEAD), key=lambda name: name in MARKS):  # the marks last: it may be cut off
+        (path / name).unlink(missing_ok=True)
     if not any(path.iterdir()):
         path.rmdir()
-        return True
-    return bool(own)
+    return True
+
+
+def is_task(path: Path) -> bool:
+    """Whether passlora wrote a task there."""
+    return path.is_dir() and not path.is_symlink() and any((path / name).is_file() for name in MARKS)
+
+
+def check_room(folder: Path, task: int) -> None:
+    """Say so before an hour of training, if the task's folder cannot be written."""
+    path = folder / task_folder(task)
+    own = (*IN_A_TASK, HEAD) if is_task(path) else ()
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise PassloraError(f"{path} is in the way of the next task: move it elsewhere")
+    if path.is_dir() and any(file.name not in own for file in path.iterdir()):
+        raise PassloraError(f"{path} holds files that are not passlora's: move them elsewhere")
 
 
 def read_task(folder: Path, task: int, entry: TaskEntry, forms: TaskState, root: Path) -> TaskState:
@@ -101,17 +126,19 @@ def read_settings(folder: Path, task: int, entry: TaskEntry, root: Path) -> dict
         raise PassloraError(f"{path} is not the file that was saved with the model: its SHA-256 differs")
     try:
         return check_settings(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError, AttributeError) as error:
+    except (ValueError, TypeError, RecursionError, AttributeError) as error:
         raise PassloraError(f"{path} cannot be read ({type(error).__name__})") from None
 
 
-def copy_task(source: Path, folder: Path, task: int) -> None:
-    """A task of a model that is saved to another folder: its own files alone."""
-    part = source / task_folder(task)
-    for name in (*IN_A_TASK, HEAD):
-        if (part / name).is_file():
-            (folder / task_folder(task)).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(part / name, folder / task_folder(task) / name)
+def copy_task(source: Path, folder: Path, task: int, entry: TaskEntry) -> None:
+    """A task of a model that is saved to another folder: the very files that its manifest names."""
+    for name, digest in sorted(entry.files.items(), key=lambda item: item[0] not in MARKS):
+        path, target = source / task_folder(task) / name, folder / task_folder(task) / name
+        if target.is_file() and digest_of(target) == digest:
+            continue
+        if not path.is_file() or digest_of(path) != digest:
+            raise PassloraError(f"{path} is no longer the file that was saved with the model: load the model again")
+        write(target, partial(shutil.copyfile, path))
 
 
 def check_digests(folder: Path, manifest: Manifest) -> None:

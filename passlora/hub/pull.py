@@ -14,8 +14,8 @@ from passlora.folder import format1, saving
 from passlora.folder.history import check_no_rollback
 from passlora.folder.layout import CARD, MANIFEST, PROTOTYPES, task_folder
 from passlora.folder.lock import lock
-from passlora.folder.manifest import MAX_BYTES, Manifest, read_manifest
-from passlora.folder.tasks import check_digests
+from passlora.folder.manifest import MAX_BYTES, Manifest, read_manifest, write_manifest
+from passlora.folder.tasks import MARKS, check_digests
 from passlora.hub.card import render
 from passlora.hub.names import check_repo_id, is_ours, model_files, talking_about, task_files
 
@@ -97,7 +97,8 @@ def pull(repo_id: str, folder: Path, revision: str | None = None) -> Manifest:
     source = locate_remote(repo_id, revision)
     manifest = read_manifest(source.folder)
     with lock(folder):
-        if (folder / MANIFEST).is_file():
+        mine = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+        if mine is not None:
             check_continues(folder, manifest, repo_id)
         else:
             saving.check_new_model(folder)
@@ -106,13 +107,26 @@ def pull(repo_id: str, folder: Path, revision: str | None = None) -> Manifest:
         names = [name for name in model_files(manifest) if (source.folder / name).is_file()]
         cards = [folder / CARD, source.folder / CARD]
         card = render(folder, manifest, folder.resolve().name, cards) if CARD in names else None
-        for name in sorted(names, key=lambda name: name == MANIFEST):  # the manifest last: it names the others
+        # A task's mark first, the manifest last: it names the others.
+        for name in sorted(names, key=lambda name: (name == MANIFEST, Path(name).name not in MARKS)):
             if name == CARD:
                 files.write_text(folder / name, str(card))
             else:
                 copy_file(source, name, folder / name)
         format1.convert(folder)  # what passlora 0.1 had pushed, or pulled here before
-        return read_manifest(folder)
+        return keep_earlier_tasks(folder, mine)
+
+
+def keep_earlier_tasks(folder: Path, before: Manifest | None) -> Manifest:
+    """Tasks that lie here already stay restorable, also where the repository keeps the last one alone."""
+    manifest = read_manifest(folder)
+    kept = [(entry, mine) for entry, mine in zip(manifest.tasks, before.tasks if before else [], strict=False)]
+    lost = [(entry, mine) for entry, mine in kept if mine.files and not entry.files]
+    for entry, mine in lost:
+        entry.files = mine.files
+    if lost:
+        write_manifest(folder, manifest)
+    return manifest
 
 
 def locate_remote(repo_id: str, revision: str | None) -> Source:

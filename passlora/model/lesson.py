@@ -13,7 +13,7 @@ import numpy as np
 from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, TaskData, select
 from passlora.data.dataset import read_splits
-from passlora.data.rows import Split, at_most
+from passlora.data.rows import Split, at_most, first_classes
 from passlora.errors import PassloraError
 from passlora.training import metrics
 from passlora.training.evaluation import Evaluation
@@ -26,6 +26,42 @@ NO_PART_OF_A_LESSON = (
 )
 
 
+# Settings that speak of whole runs, and mean nothing to one lesson.
+NOT_OF_A_LESSON = (
+    *NO_PART_OF_A_LESSON,
+    *("output_dir", "overwrite_output_dir", "report_to", "push_to_hub", "hub_model_id", "hub_private_repo"),
+)
+LIMITS = ("max_classes", "max_train_per_class", "max_test_per_class")
+
+
+def lesson_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a lesson, or a test, was given, as checked values."""
+    for name in settings:
+        if name in NOT_OF_A_LESSON and name not in LIMITS:
+            raise PassloraError(f"{name} is no setting of a lesson")
+    flat = Config.make(num_tasks=1, **settings).flat()
+    return {name: flat[name] for name in settings}
+
+
+def take_settings(config: Config, settings: dict[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The configuration with a lesson's settings of training, which stay with the model; and those of its data."""
+    checked = lesson_settings(settings)
+    settled = [name for name in settings if FIELDS[name].group in ("model", "method")]
+    if settled:
+        raise PassloraError(f"{settled[0]} was settled when the model was made: leave it out")
+    check_seed(config, settings)
+    training = {name: value for name, value in checked.items() if FIELDS[name].group == "training"}
+    reading = {name: value for name, value in checked.items() if FIELDS[name].group == "data"}
+    return (config.replace(**training) if training else config), reading
+
+
+def check_seed(config: Config, settings: dict[str, Any]) -> None:
+    """An adapter on random weights means nothing without them, and the seed is all that is kept of them."""
+    is_random = not config.model.pretrained and config.model.lora_r > 0
+    if is_random and int(settings.get("seed", config.training.seed)) != config.training.seed:
+        raise PassloraError("seed was settled when the model was made: it tells the random weights of its backbone")
+
+
 @dataclass
 class LoadedData:
     """A dataset whose images are ready to be read, and may be read for several lessons."""
@@ -36,9 +72,12 @@ class LoadedData:
     class_names: list[str]
 
 
-def load_data(reading: DataConfig, image_size: int, known: Sequence[str], plain: DataConfig) -> LoadedData:
+def load_data(reading: DataConfig, image_size: int, known: Sequence[str], plain: DataConfig, seed: int) -> LoadedData:
     """The dataset that `reading` names. Its test split may also have classes that the model knows already."""
     train, test, names = read_splits(reading, known)
+    train = first_classes(train, reading.max_classes) if reading.max_classes else train
+    train = at_most(train, reading.max_train_per_class, seed)
+    test = None if test is None else at_most(test, reading.max_test_per_class, seed)
     images = Images(train, image_size, reading, "training images")
     tests = None if test is None else Images(test, image_size, plain, "test images")
     return LoadedData(reading.dataset_name, images, tests, names)
@@ -128,7 +167,7 @@ def read_test_split(
     config: Config, data: str | Path, settings: dict[str, Any], known: Sequence[str]
 ) -> tuple[Split, list[str]]:
     """A dataset's test split, or all of it if it has none, and its class names; every class must be known."""
-    reading = data_config(config, data, settings)
+    reading = data_config(config, data, lesson_settings(settings))
     train, test, names = read_splits(reading, known)
     split = at_most(train if test is None else test, reading.max_test_per_class, config.training.seed)
     unknown = [names[label] for label in np.unique(split.labels) if names[label] not in known]

@@ -10,20 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from passlora.config import FIELDS, Config
+from passlora.config import Config
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.rows import Split
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
-from passlora.folder import format1, history, manifest, saving
-from passlora.folder.lock import check_links, lock
+from passlora.folder import history, manifest, saving
+from passlora.folder.lock import lock
 from passlora.folder.manifest import LEARN_BUDGET, Manifest, TaskEntry, read_manifest, settings_of
-from passlora.folder.tasks import check_state, copy_task
 from passlora.hub import pull, push
 from passlora.hub.card import write_card
 from passlora.model import export
-from passlora.model.lesson import Lesson, LoadedData, data_config, load_data, read_test_split, rows_of
+from passlora.model.keeping import save
+from passlora.model.lesson import (
+    Lesson,
+    LoadedData,
+    check_seed,
+    data_config,
+    load_data,
+    read_test_split,
+    rows_of,
+    take_settings,
+)
 from passlora.model.predictions import Picture, Prediction, as_picture, predictions
 from passlora.model.teaching import Request, teach
 from passlora.training.accelerator import make_accelerator
@@ -77,6 +86,7 @@ class PassLora:
             raise PassloraError(f"{name} has the tasks 0 to {count - 1}, not {task}")
         learnt = count if task is None else task + 1
         known = Manifest(history.settings_after(source.folder, found, learnt - 1, source.root), found.tasks[:learnt])
+        check_seed(known.config(), dict(settings))
         config = known.config(**settings)
         learner = Learner(config, accelerator or make_accelerator(config.training))
         history.restore(source.folder, learner, found, learnt, source.root)
@@ -118,36 +128,36 @@ class PassLora:
         in `folder`, and continued from there. `settings` are keys of the data and training groups; the latter stay
         with the model.
         """
-        reading = self._take_settings(dict(settings))
-        place = None if folder is None else Path(folder)
-        with nullcontext() if place is None else self._locked(place):
-            if self.learner.network.num_classes != len(self.classes):
-                raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
-            loaded = data if isinstance(data, LoadedData) else self._load(data, reading)
-            request = Request(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
-            lesson, entry, state = teach(self.learner, self.tasks, request)
+        self._check_whole()
+        place, before = None if folder is None else Path(folder), self.learner.config
+        try:
+            self.learner.config, reading = take_settings(before, dict(settings))
+            with nullcontext() if place is None else self._locked(place):
+                if place is not None:
+                    history.check_no_rollback(place)
+                loaded = data if isinstance(data, LoadedData) else self._load(data, reading)
+                request = Request(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
+                lesson, entry, state = teach(self.learner, self.tasks, request)
+        except BaseException:
+            if not self.learner.is_half_taught:  # refused before anything was learnt: its settings are not the model's
+                self.learner.config = before
+            raise
         self.tasks = [*self.tasks, entry]
         self.unsaved[len(self.tasks) - 1] = state
         return lesson
 
+    def _check_whole(self) -> None:
+        if self.learner.is_half_taught or self.learner.network.num_classes != len(self.classes):
+            raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
+
     def _locked(self, folder: Path) -> AbstractContextManager[None]:
         return lock(folder) if self.learner.accelerator.is_main_process else nullcontext()
-
-    def _take_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The data settings of a lesson, checked; training settings become the model's own."""
-        checked = Config.make(num_tasks=1, **settings).flat()
-        settled = [name for name in settings if FIELDS[name].group in ("model", "method")]
-        if settled:
-            raise PassloraError(f"{settled[0]} was settled when the model was made: leave it out")
-        training = {name: checked[name] for name in settings if FIELDS[name].group == "training"}
-        if training:
-            self.learner.config = self.learner.config.replace(**training)
-        return {name: checked[name] for name in settings if FIELDS[name].group == "data"}
 
     def _load(self, data: str | Path, reading: dict[str, Any]) -> LoadedData:
         config = self.learner.config
         size = self.learner.network.backbone.image_size
-        return load_data(data_config(config, data, reading), size, self.classes, config.data)
+        seed = config.training.seed
+        return load_data(data_config(config, data, reading), size, self.classes, config.data, seed)
 
     # --- asking ------------------------------------------------------------------------------------------------
 
@@ -163,6 +173,7 @@ class PassLora:
             raise PassloraError(f"top_k must be at least 1, got {top_k}")
         if not self.classes:
             raise PassloraError("the model has learnt nothing yet")
+        self._check_whole()
         several = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else images
         return predictions(self.learner, self.classes, map(as_picture, several), top_k, self._mode(views), batch_size)
 
@@ -209,35 +220,10 @@ class PassLora:
             raise PassloraError("the model has learnt nothing yet")
         if self.learner.accelerator.is_main_process:
             with lock(folder):
-                self._save(folder)
+                whole = Manifest(settings_of(self.learner.config), self.tasks)
+                save(folder, whole, self.unsaved, self.source)
         self.learner.accelerator.wait_for_everyone()
         self.source, self.unsaved = pull.Source(folder, folder), {}
-
-    def _save(self, folder: Path) -> None:
-        history.check_no_rollback(folder)
-        saving.check_same_model(folder, [task for i, task in enumerate(self.tasks) if i not in self.unsaved])
-        for state in self.unsaved.values():
-            check_state(state)
-        elsewhere = self.source is not None and folder.resolve() != self.source.folder.resolve()
-        if self.source is not None and elsewhere:
-            self._copy_earlier_tasks(self.source, folder)
-        elif (folder / manifest.MANIFEST).is_file():
-            format1.convert(folder)
-            for task, there in zip(self.tasks, read_manifest(folder).tasks, strict=False):
-                task.files = there.files
-        whole = Manifest(settings_of(self.learner.config), self.tasks)
-        write_card(folder, whole)
-        saving.save_model(folder, whole, self.unsaved)
-
-    def _copy_earlier_tasks(self, source: pull.Source, folder: Path) -> None:
-        source.fetch()
-        check_links(source.folder, source.root)
-        before = read_manifest(source.folder)
-        for task, entry in enumerate(self.tasks):
-            if task not in self.unsaved:
-                copy_task(source.folder, folder, task)
-                if before.format_version == 1:
-                    entry.files = format1.convert_task(source.folder, folder, before, task, source.root)
 
     def push_to_hub(
         self,
@@ -294,4 +280,5 @@ class PassLora:
         `import passlora.serving`, `AutoModelForImageClassification` and `pipeline` read it; the ensemble of rotations
         is inside.
         """
+        self._check_whole()
         export.merge(self.learner, self.classes, Path(out), format)

@@ -13,7 +13,7 @@ from passlora.errors import PassloraError
 from passlora.folder import manifest
 from passlora.folder.checkpoints import read_checkpoint, write_checkpoint
 from passlora.folder.manifest import Manifest, TaskEntry, now, settings_of
-from passlora.folder.tasks import check_state
+from passlora.folder.tasks import check_room, check_state
 from passlora.model.lesson import Lesson, LoadedData, describe_lesson, new_classes, public_name, rows_of, share_right
 from passlora.training.learner import Learner, TaskState
 from passlora.training.steps import Hooks, State
@@ -89,6 +89,7 @@ def continuation(learner: Learner, task: int, request: Request, lesson: Lesson) 
     folder, hooks = request.folder, request.hooks
     if folder is None:
         return None, hooks
+    check_room(folder, task)
     processes = learner.accelerator.num_processes
     about = describe_lesson(learner.config, request.reading, request.data, lesson, processes)
     checkpoint = read_checkpoint(folder, task, about)

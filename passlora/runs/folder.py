@@ -107,7 +107,7 @@ def claim(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
 def clear(folder: Path) -> None:
     """Delete a run's files, by their exact names; whatever else lies there stays."""
     for part in run_folders(folder):
-        if holds_passlora(part):
+        if holds_passlora(part) or (part / CHECKPOINT).is_file() or (part / LOG).is_file():
             clear(part)
             remove_if_empty(part)
     remove_if_empty(folder / "compare")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from passlora.errors import PassloraError
 from passlora.files import write_text
 from passlora.folder.layout import LOG
 from passlora.training.steps import EpochLog
@@ -34,8 +35,11 @@ class TrainingLog:
         self.accelerator.log({f"{self.name}/{key}": value for key, value in values.items()}, step=self.epochs)
         self.epochs += 1
         if self.accelerator.is_main_process:
-            with open(self.folder / LOG, "a", encoding="utf-8") as file:
-                file.write(json.dumps(dataclasses.asdict(log)) + "\n")
+            try:
+                with open(self.folder / LOG, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(dataclasses.asdict(log)) + "\n")
+            except FileNotFoundError:
+                raise PassloraError(f"{self.folder} is no longer there: the run cannot go on") from None
 
 
 def is_before(line: str, task: int, epoch: int) -> bool:

@@ -16,6 +16,7 @@ from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import Dataset
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
+from passlora.folder.history import check_no_rollback
 from passlora.folder.layout import MANIFEST
 from passlora.folder.lock import lock
 from passlora.folder.manifest import read_manifest
@@ -70,6 +71,7 @@ class Stream:
     def run(self, config: Config, folder: Path, name: str, uploads: Uploads | None = None) -> Results:
         """Learn every task in turn, from where the folder's run was left; model and numbers are saved after each."""
         with lock(folder) if self.accelerator.is_main_process else nullcontext():
+            check_no_rollback(folder)
             self.check_same_tasks(folder)
             record = Record.read(folder, config.method.inference_modes)
             if record.tasks_done >= self.scenario.num_tasks:  # more, if `passlora learn` went on from there

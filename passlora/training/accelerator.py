@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration
+from accelerate.utils import DistributedType, ProjectConfiguration, gather_object
 
 from passlora.config import TrainingConfig
 from passlora.errors import PassloraError, redact
@@ -46,9 +46,8 @@ def make_accelerator(training: TrainingConfig, tracker: str | None = None, folde
 
 def agree(accelerator: Accelerator, error: PassloraError | None) -> None:
     """Raise on every process if one has an error: the others would wait for it for ever in the next reduction."""
-    import torch
-
-    failed = torch.tensor(float(error is not None), device=accelerator.device)
-    if accelerator.reduce(failed, reduction="sum").item() == 0:
-        return
-    raise error or PassloraError("another process could not go on: its message says why")
+    if accelerator.num_processes > 1:
+        told = [message for message in gather_object([error and str(error)]) if message is not None]
+        error = error or (PassloraError(told[0]) if told else None)
+    if error is not None:
+        raise error

@@ -46,9 +46,13 @@ class Learner:
         set_seed(config.training.seed)
         backbone = make_backbone(config.model)
         classifier = make_classifier(backbone.feature_dim, config.method)
-        self.network = Network(backbone, classifier).to(accelerator.device)
+        # A classifier that is not trained keeps exact sums, in float64, which not every device has.
+        self.network = Network(backbone.to(accelerator.device), classifier)
+        if classifier.trained:
+            classifier.to(accelerator.device)
         self.memory = Memory(backbone.feature_dim, config.method).to(accelerator.device)
         self.task = 0  # tasks learnt so far
+        self.is_half_taught = False  # a task was begun and not ended
         self._reader = FeatureReader(accelerator)
 
     # --- learning ----------------------------------------------------------------------------------------------
@@ -61,6 +65,7 @@ class Learner:
         `checkpoint`, one of those that `hooks` were given, continues where it was taken.
         """
         self.get_ready(data)
+        self.is_half_taught = True
         set_seed(hash_seed(self.config.training.seed, self.task))
         classifier = self.network.classifier
         if self.adapts:
@@ -74,6 +79,7 @@ class Learner:
         else:
             classifier.fit_task(features)
         self.task += 1
+        self.is_half_taught = False
 
     @property
     def adapts(self) -> bool:
@@ -83,8 +89,9 @@ class Learner:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no task ever trains the network: the pretrained backbone is all there is to it."""
-        return self.config.method.adapt_tasks == "none"
+        """Whether no task ever trains the network and its weights can be had again: nothing of it is to be kept."""
+        model = self.config.model
+        return self.config.method.adapt_tasks == "none" and model.pretrained and model.feature_dim is None
 
     def get_ready(self, data: TaskData) -> None:
         """Take up the options that save time or memory; what cannot work says so before anything has changed."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from passlora.config import Config
 from passlora.data.batches import Batch, TaskData, TrainPlans, generator
-from passlora.display.progress import progress
+from passlora.display.progress import is_seen, progress
 from passlora.errors import PassloraError
 from passlora.method.classifiers import Head
 from passlora.method.memory import Memory
@@ -131,7 +131,7 @@ class TaskTraining:
                 prepared.step()
                 prepared.zero_grad()
             history.append(torch.stack([getattr(losses, term).detach() for term in LOSS_NAMES]))
-            if not bar.disable and (last or step % 20 == 0):  # the loss leaves the device only to be looked at
+            if is_seen(bar, last or step % 20 == 0):  # the loss leaves the device only to be looked at
                 bar.set_postfix_str(f"epoch {epoch + 1}/{plans.epochs}, loss {losses.total.item():.3f}")
             bar.update()
             if last:

@@ -42,7 +42,7 @@ def class_sums(features: TaskFeatures) -> tuple[Tensor, Tensor]:
     total = torch.zeros(features.num_classes, features.dim, dtype=torch.float64)
     count = torch.zeros(features.num_classes, dtype=torch.float64)
     for z, classes, _ in features:
-        total.index_add_(0, classes.cpu(), z[:, 0].double().cpu())
+        total.index_add_(0, classes.cpu(), z[:, 0].cpu().double())
         count += torch.bincount(classes.cpu(), minlength=features.num_classes)
     return features.reduce(total), features.reduce(count)
 

@@ -28,7 +28,7 @@ class SLDA(ClassMeans):
         count = torch.zeros(features.num_classes, dtype=torch.float64)
         squares = torch.zeros(features.dim, features.dim, dtype=torch.float64)
         for batch, classes, _ in features:
-            z = batch[:, 0].double().cpu()
+            z = batch[:, 0].cpu().double()
             total.index_add_(0, classes.cpu(), z)
             count += torch.bincount(classes.cpu(), minlength=len(count))
             squares.addmm_(z.T, z)
@@ -45,11 +45,12 @@ class SLDA(ClassMeans):
         whole = torch.zeros(d, d, dtype=torch.float64)
         whole[rows, columns] = self.scatter.cpu()
         whole = whole + whole.triu(1).T
-        freedom = max(int(self.counts.sum()) - self.num_classes, 1)
-        whole /= freedom
-        share, level = oas_shrinkage(whole, freedom), whole.trace() / d
-        if level == 0:  # one image a class: nothing is known of the spread
+        freedom = int(self.counts.sum()) - self.num_classes
+        level = whole.trace() / d / max(freedom, 1)
+        if freedom == 0 or level <= 1e-10 * self.means.double().square().mean():  # one image a class, or equal ones
             return torch.eye(d, dtype=whole.dtype)
+        whole /= freedom
+        share = oas_shrinkage(whole, freedom)
         return (1 - share) * whole + share * level * torch.eye(d, dtype=whole.dtype)
 
     def as_linear(self) -> Linear:
