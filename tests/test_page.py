@@ -37,6 +37,7 @@ def runs(tmp_path_factory):
         "num_train_epochs": 1,
         "per_device_train_batch_size": 8,
         "crop_padding": 0,
+        **{"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32},  # tiny
     }
     main = {"extra_inference": ["single"], "compare": ["ncm"], "measure_drift": True, "output_dir": str(root / "main")}
     train(Config.make(**base, **main))
@@ -258,7 +259,7 @@ def test_runs_that_cannot_be_shown(runs, tmp_path, cli):
         code, _, err = cli("report", folder, "--html", tmp_path / "x.html")
         assert not (tmp_path / "x.html").exists() and "cannot be shown" in err, (name, value)
         assert code == 2 and "Traceback" not in err and len(err.splitlines()) == 1, err
-    (folder / "results.json").write_text('{"finished": false}')
+    (folder / "results.json").write_text(json.dumps({**results, "finished": False}))
     with pytest.raises(PassloraError, match="not finished"):
         read_run(folder)
 

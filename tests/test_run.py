@@ -57,6 +57,7 @@ def finished(tmp_path_factory):
         compare=["finetune"],
         seeds=[0, 3],
         output_dir=str(folder),
+        **TINY,
     )
     with Listener() as said:
         results = train(config)
@@ -96,7 +97,7 @@ def test_what_is_noted_of_each_task(finished):
 
 def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path):
     """Against means of features by hand, from the saved models."""
-    config = tiny(measure_drift=True, num_train_epochs=3, output_dir=str(tmp_path))
+    config = tiny(measure_drift=True, num_train_epochs=3, output_dir=str(tmp_path), **TINY)
     drift = train(config)["drift"]
     assert len(drift[0]) == 1 and drift[0][0] == pytest.approx(0, abs=1e-5), "nothing has moved yet"
     assert len(drift[1]) == 2 and drift[1][1] == pytest.approx(0, abs=1e-5)
@@ -110,7 +111,7 @@ def test_drift_is_the_distance_of_the_true_means_from_the_stored(tiny, tmp_path)
     for label in range(6):
         true = z[torch.from_numpy(data.labels == label)].mean(dim=0)
         moved.append(float((true - learner.memory.means[4 * label]).norm()))
-    spread = learner.memory.radius * 192**0.5
+    spread = learner.memory.radius * 64**0.5
     assert drift[1][0] == pytest.approx(np.mean(moved) / spread, rel=1e-4) and drift[1][0] > 0.001
 
 
@@ -144,10 +145,10 @@ def test_the_folder_holds_a_model_a_task_and_no_image(finished):
             "memory.safetensors",
             "settings.json",
         }
-        assert load_file(part / "classifier.safetensors")["weight"].shape == (4 * seen, 192)
-        assert load_file(part / "memory.safetensors")["means"].shape == (4 * seen, 192)
+        assert load_file(part / "classifier.safetensors")["weight"].shape == (4 * seen, 64)
+        assert load_file(part / "memory.safetensors")["means"].shape == (4 * seen, 64)
         adapter = load_file(part / "adapter_model.safetensors")
-        assert sum(t.numel() for t in adapter.values()) == 18_432
+        assert sum(t.numel() for t in adapter.values()) == 6_144
     heads = [load_file(folder / f"task_{t:02d}" / "classifier.safetensors")["weight"] for t in (1, 2)]
     assert not torch.equal(heads[0], heads[1][:28]), "each task has a head of its own"
     suffixes = {p.suffix for p in finished[0].rglob("*") if p.is_file() and p.name != ".lock"}
@@ -161,7 +162,7 @@ def test_pictures_and_tables(finished):
     rows = (folder / "seed_0" / "accuracy_matrix.csv").read_text().splitlines()
     assert rows[0] == "after_task,task_0,task_1,task_2,all_seen" and len(rows) == 4
     for text in (
-        "training 18,432 of 2,839,104 backbone weights (0.65%",
+        "training 6,144 of 306,240 backbone weights (2.01%",
         "after task 2",
         "forgetting",
         "2 runs, mean",
