@@ -168,7 +168,8 @@ def test_an_accuracy_over_some_classes_is_called_that(tmp_path):
     [
         (
             "pass++",
-            "an adapter and a head; for each class 4 mean feature vectors; and the spread of features around them. No image",
+            "an adapter and a head; for each class 4 mean feature vectors; and the spread of features around them. "
+            "No image",
         ),
         (
             "pass",
@@ -185,10 +186,8 @@ def test_what_is_stored_is_that_of_the_classifier(tmp_path, preset, words):
     text = render(tmp_path, manifest(preset=preset), "ann/x")
     assert f"For each task {words}" in text
     is_frozen = preset in ("ncm", "slda")
-    assert ("whose weights stay as they are" in text) is is_frozen and (
-        "LoRA adapters of rank 4" in text
-    ) is not is_frozen
-    assert ("lora" in front_matter(text)["tags"]) is not is_frozen
+    assert ("whose weights stay as they are" in text) == is_frozen
+    assert ("LoRA adapters of rank 4" in text) == ("lora" in front_matter(text)["tags"]) == (not is_frozen)
 
 
 def test_what_is_stored_by_a_classifier_from_elsewhere(tmp_path):

@@ -119,6 +119,7 @@ def in_a_process(code, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow  # it is imported first above, too
 def test_transformers_may_be_imported_first(merged):
     """The folder's own words, below, do it the other way round. The image processor is read before any model."""
     code = """
