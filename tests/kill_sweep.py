@@ -9,6 +9,7 @@ run with a comparison; `learn` starts a model with one lesson, and teaches it a 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -18,27 +19,36 @@ import signal
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401
+import peft  # noqa: F401
+import timm  # noqa: F401
+
 from passlora import Config
 from passlora.cli.main import main as command_line
 from passlora.runs.run import train
 from passlora.training.steps import TaskTraining
 
+BACKBONE = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32}
 BUDGET = {"num_train_epochs": 2, "lr_milestones": [1], "per_device_train_batch_size": 4, "save_steps": 1}
 
 
 def run_training(data: Path, folder: Path) -> None:
-    options = {"task_sizes": [2, 1], "radius": "running", "compare": ["finetune"], **BUDGET}
-    train(Config.make(dataset_name=str(data), output_dir=str(folder), **options), lambda text: None)
+    options = {"task_sizes": [2, 1], "radius": "running", "compare": ["finetune", "slda"], **BACKBONE, **BUDGET}
+    train(Config.make(dataset_name=str(data), output_dir=str(folder), **options))
 
 
 def run_lessons(data: Path, folder: Path) -> None:
     """The lessons that are not learnt yet; a script would ask `passlora info`."""
-    flags = [part for name, value in BUDGET.items() for part in (f"--{name}", str(value).strip("[]"))]
+    flags = as_flags(BUDGET)
     manifest = folder / "passlora.json"
     done = len(json.loads(manifest.read_text())["tasks"]) if manifest.is_file() else 0
     for lesson in ("first", "second")[done:]:
-        born = ["--radius", "running"] if lesson == "first" else []
+        born = ["--radius", "running", *as_flags(BACKBONE)] if lesson == "first" else []
         command_line(["learn", str(folder), "--data", str(data.parent / lesson), *flags, *born])
+
+
+def as_flags(options: dict) -> list[str]:
+    return [part for name, value in options.items() for part in (f"--{name}", str(value).strip("[]"))]
 
 
 def split_lessons(data: Path) -> None:
@@ -114,6 +124,7 @@ def main() -> None:
     stride, offset = (int(x) for x in (*sys.argv[4:6], "1", "1")[:2])
     if work == "learn":
         split_lessons(data)
+    gc.freeze()  # accelerate collects garbage after each task: the libraries are none
     _, total = run_child(work, data, place / "reference", 0)
     reference = fingerprint(place / "reference")
     kills, different = 0, []
@@ -129,6 +140,7 @@ def main() -> None:
         if fingerprint(folder) != reference:
             different.append(point)
     points = len(range(offset, total + 1, stride))
+    gc.unfreeze()
     print(f"{work}: {kills} kills at {points} of {total} points, {len(different)} different: {different}")
     sys.exit(1 if different else 0)
 

@@ -37,7 +37,9 @@ def runs(tmp_path_factory):
         "num_train_epochs": 1,
         "per_device_train_batch_size": 8,
         "crop_padding": 0,
-        **{"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32},  # tiny
+        "model_name_or_path": "test_vit",
+        "pretrained": False,
+        "image_size": 32,  # tiny
     }
     main = {"extra_inference": ["single"], "compare": ["ncm"], "measure_drift": True, "output_dir": str(root / "main")}
     train(Config.make(**base, **main))
