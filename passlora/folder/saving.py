@@ -40,7 +40,7 @@ def write_tasks(folder: Path, manifest: Manifest, states: dict[int, TaskState]) 
     keep_last = manifest.settings["keep_tasks"] == "last"
     for task, state in states.items():
         if task == last or not keep_last:
-            manifest.tasks[task].files = write_task(folder, task, state, manifest.settings)
+            manifest.tasks[task].files = write_task(folder, task, state, state.settings or manifest.settings)
     if keep_last:
         for entry in manifest.tasks[:last]:
             entry.files = {}

@@ -50,6 +50,7 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     learner.learn(training, len(new), hooks, checkpoint)
     state = learner.state()
     check_state(state)  # before anything is recorded of it
+    state.settings = settings_of(learner.config)
     lesson.train_seconds = time.perf_counter() - began
     measure_after(learner, lesson, data, index)
     entry.accuracy = lesson.all_after

@@ -36,6 +36,7 @@ class TaskState:
     classifier: State
     memory: State  # empty for classifiers that are not trained: they remember for themselves
     adapter_config: Any = None  # peft's, for files that stock peft reads
+    settings: dict[str, Any] | None = None  # what the task was learnt with, once it is to be kept
 
 
 class Learner:
