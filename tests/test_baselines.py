@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from conftest import plain_head
+from quick import quick as quick
 from torch import nn
 
 from passlora import Config, PassLora, PassloraError, train

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import image_files
 from safetensors.torch import load_file
 
 from passlora.method.classifiers.base import KINDS
@@ -49,29 +50,6 @@ def python(site, *arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=site.parent)
 
 
-@pytest.fixture(scope="module")
-def trained(site):
-    """A run of the page's preset, beside SLDA."""
-    folder = site.parent / "run"
-    flags = ["--dataset_name", "digits", "--task_sizes", "6", "4", "--max_train_per_class", "10", *TINY]
-    flags += ["--max_test_per_class", "3", "--preset", "gauss", "--compare", "slda", "--output_dir", folder]
-    done = python(site, "-m", "passlora", "train", *flags)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def test_a_run_with_it(trained):
-    folder, out = trained
-    results = json.loads((folder / "results.json").read_text())
-    assert results["preset"] == "gauss" and set(results["compare"]) == {"slda"} and results["finished"]
-    assert results["last"] > 20, "ten digits, by a random network: chance is 10"
-    assert "gauss on frozen features" in out
-    first, second = (load_file(folder / f"task_0{task}" / "classifier.safetensors") for task in (0, 1))
-    assert first.keys() == {"means", "variances"} and len(first["means"]) == 6 and len(second["means"]) == 10
-    assert all(torch.equal(second[name][:6], first[name]) for name in first)
-    assert (second["variances"] > 0).all()
-
-
 # Runs the commands one after another in a process that has not seen the plugin; each gives a line of JSON.
 COMMANDS = """
 import contextlib, io, json, sys
@@ -87,40 +65,63 @@ for argv in json.loads(sys.argv[1]):
 """
 
 
-def test_every_command_knows_it(site, trained, image_tree, tmp_path):
-    run, model, photos = trained[0], tmp_path / "birds", image_tree(count=6, size=(32, 32))
-    more = image_tree("more", splits=(), classes=("yak",), size=(32, 32))
+@pytest.fixture(scope="module")
+def done(site):
+    """A run of the page's preset beside SLDA, and every command; what each ended with, said and complained of."""
+    root = site.parent
+    run, model, photos = root / "run", root / "birds", image_files(root / "photos", count=6, size=(32, 32))
+    more = image_files(root / "more", splits=(), classes=("yak",), size=(32, 32))
+    flags = ["--dataset_name", "digits", "--task_sizes", "6", "4", "--max_train_per_class", "10", *TINY]
+    flags += ["--max_test_per_class", "3", "--preset", "gauss", "--compare", "slda", "--output_dir", run]
     commands = {
+        "train": ["train", *flags],
         "info": ["info", run, "--json"],
         "learn": ["learn", model, "--data", photos, "--preset", "gauss", *TINY],
         "again": ["learn", model, "--data", more],
         "predict": ["predict", model, photos / "test", more, "--json"],
         "eval": ["eval", model, "--data", photos],
         "rollback": ["rollback", model, "--to_task", "0"],
-        "merge": ["merge", model, tmp_path / "merged"],
-        "typo": ["learn", tmp_path / "x", "--data", photos, "--preset", "gaus"],
+        "merge": ["merge", model, root / "merged"],
+        "typo": ["learn", root / "x", "--data", photos, "--preset", "gaus"],
         "help": ["validate", run / "config.yaml"],
     }
     argv = json.dumps([[str(part) for part in command] for command in commands.values()])
-    done = python(site, "-c", COMMANDS, argv)
-    assert done.returncode == 0, done.stderr
-    found = dict(zip(commands, map(json.loads, done.stdout.splitlines()), strict=True))
+    process = python(site, "-c", COMMANDS, argv)
+    assert process.returncode == 0, process.stderr
+    return dict(zip(commands, map(json.loads, process.stdout.splitlines()), strict=True))
+
+
+def test_a_run_with_it(site, done):
+    code, out, err = done["train"]
+    assert code == 0, err
+    folder = site.parent / "run"
+    results = json.loads((folder / "results.json").read_text())
+    assert results["preset"] == "gauss" and set(results["compare"]) == {"slda"} and results["finished"]
+    assert results["last"] > 20, "ten digits, by a random network: chance is 10"
+    assert "gauss on frozen features" in out
+    first, second = (load_file(folder / f"task_0{task}" / "classifier.safetensors") for task in (0, 1))
+    assert first.keys() == {"means", "variances"} and len(first["means"]) == 6 and len(second["means"]) == 10
+    assert all(torch.equal(second[name][:6], first[name]) for name in first)
+    assert (second["variances"] > 0).all()
+
+
+def test_every_command_knows_it(site, done):
     for name in ("info", "learn", "again", "predict", "eval", "rollback", "help"):
-        assert found[name][0] == 0, found[name]
-    assert json.loads(found["info"][1])["settings"]["classifier"] == "gauss"
-    assert "learnt 3 classes" in found["learn"][1] and "knows 4 classes now" in found["again"][1]
-    answers = [json.loads(line) for line in found["predict"][1].splitlines()]
+        assert done[name][0] == 0, done[name]
+    assert json.loads(done["info"][1])["settings"]["classifier"] == "gauss"
+    assert "learnt 3 classes" in done["learn"][1] and "knows 4 classes now" in done["again"][1]
+    answers = [json.loads(line) for line in done["predict"][1].splitlines()]
     assert len(answers) == 18 + 4 and {len(answer["predictions"]) for answer in answers} == {4}
     right = [Path(answer["file"]).parent.name == answer["predictions"][0]["label"] for answer in answers]
     assert sum(right) > 0.7 * len(right), "classes of other brightness"
-    code, _, err = found["merge"]
-    assert code == 2 and "the classifier gauss is not linear" in err and not (tmp_path / "merged").exists()
-    assert found["typo"][0] == 2 and "did you mean 'gauss'?" in found["typo"][2]
+    code, _, err = done["merge"]
+    assert code == 2 and "the classifier gauss is not linear" in err and not (site.parent / "merged").exists()
+    assert done["typo"][0] == 2 and "did you mean 'gauss'?" in done["typo"][2]
 
 
-def test_without_the_plugin_the_sentence_tells_of_plugins(trained, image_tree, tmp_path, cli):
+def test_without_the_plugin_the_sentence_tells_of_plugins(site, done, image_tree, tmp_path, cli):
     assert "gauss" not in KINDS, "this process has not loaded it"
-    folder, photos = trained[0], image_tree(count=1)
+    folder, photos = site.parent / "run", image_tree(count=1)
     commands = (
         ["predict", folder, photos],
         ["info", folder],

@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from conftest import SMALL
+from quick import quick as quick
 
 from passlora import PassLora, train
 from passlora.data.batches import Images, TaskData

@@ -103,6 +103,7 @@ def test_images_of_many_sizes_in_one_batch(trained):
     assert torch.allclose(together, alone, atol=1e-4)
 
 
+@pytest.mark.slow  # of the bundled backbone; test_hub.py has one of a backbone on the Hub
 def test_stock_peft_reads_an_adapter_without_passlora(trained, stock_peft):
     x = torch.randn(3, 3, 64, 64)
     theirs = stock_peft(trained[0], x)

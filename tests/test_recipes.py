@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from quick import quick as quick
 
 from passlora import train
 from passlora.config import load

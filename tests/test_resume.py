@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import quick as quick
 from safetensors import safe_open
 from safetensors.torch import load_file
 

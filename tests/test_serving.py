@@ -135,20 +135,9 @@ print(pipeline("image-classification", model=sys.argv[1])(Image.new("RGB", (30, 
     assert said.count("'label'") == 10 and "PassLoraImageProcessor" in said
 
 
-def test_the_folder_says_what_to_import(merged):
-    (code,) = re.findall(r"```python\n(.*?)```", (merged / "README.md").read_text(), re.S)
-    code = f"{code}\nfrom PIL import Image\nprint(classifier(Image.new('RGB', (30, 30)), top_k=10))"
-    assert in_a_process(code.replace("FOLDER", str(merged))).count("'label'") == 10
-
-
-def test_a_readme_that_is_there_stays(merged, tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    AutoModelForImageClassification.from_pretrained(merged).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "mine"
-
-
-def test_importing_passlora_leaves_transformers_alone(merged):
-    code = """
+def test_importing_passlora_leaves_transformers_alone_and_the_folder_says_what_to_import(merged):
+    (own_words,) = re.findall(r"```python\n(.*?)```", (merged / "README.md").read_text(), re.S)
+    before = """
 import sys
 finders = list(sys.meta_path)
 import passlora
@@ -157,9 +146,17 @@ from transformers import AutoConfig
 try:
     AutoConfig.from_pretrained(sys.argv[1])
 except ValueError as error:
-    print(error)
+    print("refused:", error)
 """
-    assert "passlora" in in_a_process(code, merged)
+    after = "from PIL import Image\nprint(classifier(Image.new('RGB', (30, 30)), top_k=10))"
+    said = in_a_process(f"{before}\n{own_words}\n{after}".replace("FOLDER", str(merged)), merged)
+    assert re.search("refused: .*passlora", said) and said.count("'label'") == 10
+
+
+def test_a_readme_that_is_there_stays(merged, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    AutoModelForImageClassification.from_pretrained(merged).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_features_of_unit_length(copy):
