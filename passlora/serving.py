@@ -27,6 +27,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from passlora.config import NUM_ROTATIONS
 from passlora.data.batches import as_input
 from passlora.errors import PassloraError
+from passlora.method.feature_map import LIFTS, FeatureMap
 from passlora.method.views import class_scores, rotate
 from passlora.network.backbone import as_pixel, prepare
 from passlora.network.factory import rebuild
@@ -57,16 +58,22 @@ class PassLoraConfig(PretrainedConfig):
         num_views: int = 4,
         inference: str = "multiview",
         unit_length: bool = False,  # features are brought to length 1 before the head
+        classifier_views: int = 1,  # rotations whose features the head reads, side by side
+        lift: str = "none",  # random features before the head
+        lift_width: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.architecture, self.architecture_args = architecture, architecture_args or {}
         self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
         self.unit_length = unit_length
+        self.classifier_views, self.lift, self.lift_width = classifier_views, lift, lift_width
         named = isinstance(architecture, str) and isinstance(self.architecture_args, dict)
         sized = isinstance(feature_dim, int) and 0 < feature_dim <= 2**16 and num_views in (1, NUM_ROTATIONS)
         answers = inference in ("multiview", "single", "vanilla") and isinstance(unit_length, bool)
-        if not (named and sized and answers):
+        mapped = classifier_views in (1, NUM_ROTATIONS) and lift in ("none", *LIFTS)
+        mapped = mapped and isinstance(lift_width, int) and (lift == "none" or 0 < lift_width <= 2**16)
+        if not (named and sized and answers and mapped):
             raise PassloraError("the settings of this merged model are not ones that passlora writes")
 
 
@@ -78,9 +85,10 @@ class PassLoraForImageClassification(PreTrainedModel):
 
     def __init__(self, config: PassLoraConfig) -> None:
         super().__init__(config)
+        self.map = FeatureMap(config.feature_dim, config.classifier_views, config.lift, config.lift_width)
         with torch.device("cpu"):  # not transformers' meta device: timm computes while it builds
             self.backbone = rebuild(config.architecture, config.architecture_args)
-            self.head = nn.Linear(config.feature_dim, config.num_views * config.num_labels)
+            self.head = nn.Linear(self.map.width, config.num_views * config.num_labels)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -110,10 +118,14 @@ class PassLoraForImageClassification(PreTrainedModel):
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
         config = self.config
-        views = 1 if config.inference == "single" else config.num_views
-        z = self.backbone(rotate(pixel_values, views))
-        logits = self.head(F.normalize(z, dim=1) if config.unit_length else z)
-        scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
+        if not self.map.is_plain:
+            z = self.backbone(rotate(pixel_values, self.map.views)).unflatten(0, (-1, self.map.views))
+            scores = self.head(self.map(z))
+        else:
+            views = 1 if config.inference == "single" else config.num_views
+            z = self.backbone(rotate(pixel_values, views))
+            logits = self.head(F.normalize(z, dim=1) if config.unit_length else z)
+            scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
         loss = None if labels is None else F.cross_entropy(scores, labels)
         return ImageClassifierOutput(loss=loss, logits=scores)
 

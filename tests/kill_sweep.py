@@ -43,7 +43,7 @@ def run_lessons(data: Path, folder: Path) -> None:
     manifest = folder / "passlora.json"
     done = len(json.loads(manifest.read_text())["tasks"]) if manifest.is_file() else 0
     for lesson in ("first", "second")[done:]:
-        born = ["--radius", "running", *as_flags(BACKBONE)] if lesson == "first" else []
+        born = ["--preset", "pass++", "--radius", "running", *as_flags(BACKBONE)] if lesson == "first" else []
         command_line(["learn", str(folder), "--data", str(data.parent / lesson), *flags, *born])
 
 

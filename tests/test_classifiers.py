@@ -20,7 +20,7 @@ from passlora.method.classifiers.fetril import translate
 from passlora.method.classifiers.slda import oas_shrinkage
 from passlora.method.features import TaskFeatures, of_tensors
 
-FITTED = ["ncm", "slda", "fetril"]
+FITTED = ["ncm", "slda", "ridge", "fetril"]
 TASKS = ((0, 1, 2), (3,), (4, 5))
 
 
@@ -222,8 +222,8 @@ def test_two_shares_as_one(blobs, name):
             rows = ((classes >= first) & (classes < last)).nonzero()[:, 0]
             of_task = [(z[part][:, None], classes[part] - first, part - rows[0]) for part in rows.split(7)]
             classifier.grow(last - first)
-            own = of_task[rank::2]
-            classifier.fit_task(TaskFeatures(lambda own=own: own, last - first, len(rows), 8, reduce=reduce))
+            own, counts = of_task[rank::2], torch.bincount(classes[rows] - first)
+            classifier.fit_task(TaskFeatures(lambda own=own: own, last - first, counts, 8, reduce=reduce))
         return classifier
 
     one = make_classifier(8, method(name))

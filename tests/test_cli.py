@@ -130,12 +130,12 @@ def test_train_as_a_process(tmp_path, cli, monkeypatch):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "runs/digits/results.json").read_text())
-    assert results["task_sizes"] == [4, 2, 2, 2] and set(results["compare"]) == {"finetune"}
+    assert results["task_sizes"] == [4, 2, 2, 2] and set(results["compare"]) == {"passlora", "finetune"}
     assert "step/s" not in done.stderr and "Warning" not in done.stderr
     assert "saved in runs/digits" in done.stdout
     monkeypatch.chdir(tmp_path)
     code, out, _ = cli("train", *FAST, *TINY)
-    assert code == 0 and out.count("finished already") == 2
+    assert code == 0 and out.count("finished already") == 3
     code, _, err = cli("train", *FAST, *TINY, "--kd_weight", "3")
     assert code == 2 and "kd_weight was 10.0, is 3.0" in err
 
@@ -185,7 +185,9 @@ def test_a_tracker_that_is_not_installed(cli, tmp_path, monkeypatch):
         (["--extra_inference", "single", "ncm"], "extra_inference ncm is called nearest_prototype since 0.2"),
     ],
 )
-@pytest.mark.parametrize("command", [["train", "--num_tasks", "2"], ["learn", "MODEL", "--data", "digits"]])
+@pytest.mark.parametrize(
+    "command", [["train", "--num_tasks", "2"], ["learn", "MODEL", "--preset", "pass++", "--data", "digits"]]
+)
 def test_a_switch_without_effect_and_an_old_name_are_refused(command, flags, says, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = cli(*command, *flags)

@@ -46,12 +46,15 @@ def test_precedence_defaults_preset_recipe_command_line(tmp_path):
     assert load(str(recipe), {"hardness": "true"}).method.hardness is True, "a flag wins over the preset"
 
 
+FITTED = ("ncm", "slda", "simplecil", "fetril", "acil", "ranpac", "klda", "passlora")  # on features, not trained
+
+
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_presets_are_valid(preset):
     method = make(preset=preset).method
     assert method.sst == (preset in ("pass", "pass++"))
     assert (method.kd_weight > 0) == (preset in ("pass", "pass++", "lwf-kd", "lwf", "lwf-mc"))
-    assert (method.classifier == "head") == (preset not in ("ncm", "slda", "simplecil", "fetril"))
+    assert (method.classifier == "head") == (preset not in FITTED)
     assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
     assert method.hardness == (preset == "pass++")
     assert method.prototype_views == (4 if preset == "pass++" else 1)
@@ -156,7 +159,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"seed": -1}, "between 0"),
         ({"inference": "ncm"}, "inference ncm is called nearest_prototype since 0.2"),
         ({"extra_inference": ["single", "ncm"]}, "extra_inference ncm is called nearest_prototype since 0.2"),
-        ({"classifier": "slda"}, "another --classifier with --adapt_tasks first or none"),
+        ({"classifier": "slda"}, "another --classifier with --adapt_tasks first, none or auto"),
         ({"classifier": "slad"}, "did you mean 'slda'"),
         ({"preset": ["pass"]}, "preset must be one of pass++, pass"),
         ({"preset": "slda", "sst": True}, "classifier slda reads plain features"),
@@ -276,6 +279,10 @@ PINNED = {
     "new_loss": "softmax",
     "classifier": "head",
     "ncm_metric": "cosine",
+    "classifier_views": 1,
+    "lift": "none",
+    "lift_width": 2000,
+    "shrinkage": "oas",
     "adapt_tasks": "all",
     "kd_reduction": "mean",
     "inference": "multiview",
@@ -305,7 +312,9 @@ def test_the_defaults_that_stored_models_rely_on():
 def test_stored_settings_read_back_whatever_the_preset_means_later(preset, monkeypatch):
     config = make(preset=preset, seeds=[1, 2], lora_r=2, compare=["lwf-kd" if preset != "lwf-kd" else "pass"])
     stored = config.differing()
-    assert stored["preset"] == preset and stored["lora_r"] == 2 and "learning_rate" not in stored
+    assert (
+        stored["preset"] == preset and stored["lora_r"] == 2 and ("learning_rate" in stored) == (preset == "passlora")
+    )
     assert Config.from_settings(stored).flat() == config.flat()
     monkeypatch.setitem(PRESETS, preset, {"kd_weight": 77.0})
     assert Config.from_settings(stored).flat() == config.flat()

@@ -274,7 +274,7 @@ def test_a_backbone_of_the_hub_and_the_quick_start_of_the_card(server, tmp_path,
     monkeypatch.chdir(tmp_path)
     timm_repository(server, "bob/small-vit", tmp_path)
     data = digit_folder(tmp_path / "data", 3, 4)
-    flags = ["--model_name_or_path", "hf-hub:bob/small-vit", "--num_train_epochs", "1"]
+    flags = ["--model_name_or_path", "hf-hub:bob/small-vit", "--num_train_epochs", "1", "--preset", "pass++"]
     code, _, err = cli("learn", tmp_path / "m", "--data", data, *flags)
     assert code == 0, err
     assert cli("push", tmp_path / "m", REPO)[0] == 0

@@ -295,7 +295,7 @@ def test_a_deit_small_step_at_224_px_reaches_adapter_and_head_only(image_tree, t
 
 def test_asking_builds_no_teacher(image_tree, tmp_path):
     root = image_tree(classes=("cat", "dog"), size=(16, 16))
-    model = PassLora.create(**SMALL, num_train_epochs=1)
+    model = PassLora.create(**SMALL, preset="pass++", num_train_epochs=1)
     for name in ("cat", "dog"):
         model.learn(root, classes=[name])
     assert model.learner.network.backbone.has_teacher, "the second lesson needed one"
@@ -312,7 +312,7 @@ def test_a_lesson_tests_old_images_before_and_every_image_once_after(image_tree,
     first = image_tree(name="first", classes=("cat", "dog"), count=3, size=(16, 16))
     image_tree(name="second", splits=("train",), classes=("owl",), size=(16, 16))
     second = image_tree(name="second", splits=("test",), classes=("cat", "dog", "owl"), count=3, size=(16, 16))
-    model = PassLora.create(**SMALL, num_train_epochs=1)
+    model = PassLora.create(**SMALL, preset="pass++", num_train_epochs=1)
     model.learn(first)
     data = model._load(second, {})
     tested, read = [], Images.__getitems__

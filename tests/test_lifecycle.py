@@ -39,7 +39,9 @@ def taught(tmp_path_factory):
     write_digits(root / "first" / "test", [0, 1, 2], 10, start=60)
     write_digits(root / "second" / "train", [3, 4], 16)
     write_digits(root / "second" / "test", [0, 1, 2, 3, 4], 10, start=60)
-    main(["learn", str(root / "model"), "--data", str(root / "first"), *FLAGS, "--brightness", "0"])
+    main(
+        ["learn", str(root / "model"), "--data", str(root / "first"), "--preset", "pass++", *FLAGS, "--brightness", "0"]
+    )
     main(["learn", str(root / "model"), "--data", str(root / "second")])
     return root
 
@@ -112,7 +114,9 @@ def test_a_new_model_says_so_and_a_name_of_the_hub_is_no_folder(tmp_path, cli, m
     assert code == 2 and "data/nope does not exist" in err and err.count("\n") == 1
     code, out, _ = cli("info", "animals", "--json")
     assert code == 0 and json.loads(out)["classes"] == ["digit 1", "digit 2"]
-    assert json.loads(out)["settings"]["per_device_train_batch_size"] == 8, "a new model's, unless it is told"
+    settings = json.loads(out)["settings"]
+    assert settings["preset"] == "passlora" and settings["num_train_epochs"] == 1, "a new model's, unless it is told"
+    assert PassLora.create(preset="pass++", **SMALL).learner.config.training.per_device_train_batch_size == 8
 
 
 def test_an_unreadable_test_image_does_not_cost_the_lesson(model, tmp_path, cli):
@@ -515,7 +519,7 @@ def test_a_lesson_with_an_augmentation_of_its_own(tmp_path):
 def test_two_lessons_before_one_save(tmp_path):
     for name, digit in (("a", 0), ("b", 1), ("c", 2)):
         write_digits(tmp_path / name, [digit, digit + 5], 2)
-    model = PassLora.create(**SMALL, num_train_epochs=1, lr_milestones=[1])
+    model = PassLora.create(**SMALL, preset="pass++", num_train_epochs=1, lr_milestones=[1])
     states = []
     for name in ("a", "b", "c"):
         model.learn(str(tmp_path / name))

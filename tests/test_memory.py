@@ -165,7 +165,7 @@ def test_a_task_is_remembered_from_shards_as_from_one_pass(full, prototype_views
         own = torch.arange(20).split([8, 12])[rank]
         batches = [(z[part], classes[part], part) for part in own.split(3)]
         made = memory(5, 4, prototype_views, covariance)
-        made.remember(TaskFeatures(lambda: batches, 2, 20, 5, reduce=reduce))
+        made.remember(TaskFeatures(lambda: batches, 2, torch.bincount(classes), 5, reduce=reduce))
         return made.state_dict()
 
     one = memory(5, 4, prototype_views, covariance)

@@ -85,7 +85,7 @@ def test_a_broken_plugin_stops_no_other(install):
     install("bobs-plugin", "bobs_plugin", "import a_package_that\n")
     install("annas-plugin", "annas_plugin", PLUGIN)
     assert Config.make(num_tasks=1, preset="annas").method.preset == "annas"
-    with pytest.raises(PassloraError, match=r"fetril, annas, or.*did you mean 'annas'"):
+    with pytest.raises(PassloraError, match=r"passlora, annas, or.*did you mean 'annas'"):
         Config.make(num_tasks=1, preset="anna")
 
 
@@ -117,12 +117,14 @@ def test_a_preset_of_a_script():
 
 
 def test_help_and_errors_list_the_names():
-    assert type_name(FIELDS["classifier"].type) == "head|ncm|slda|fetril"
+    assert type_name(FIELDS["classifier"].type) == "head|ncm|slda|ridge|fetril"
     assert type_name(FIELDS["preset"].type).startswith("pass++|pass|lwf-kd|")
     register_classifier_name("mine")
     register_classifier_name("mine")
     assert CLASSIFIERS.count("mine") == 1
-    with pytest.raises(PassloraError, match="head, ncm, slda, fetril, mine, or a name that an installed plugin adds"):
+    with pytest.raises(
+        PassloraError, match="head, ncm, slda, ridge, fetril, mine, or a name that an installed plugin adds"
+    ):
         Config.make(num_tasks=1, classifier="nothing")
     with pytest.raises(PassloraError, match="is no name"):
         register_classifier_name("a/b")

@@ -34,6 +34,10 @@ WITHOUT_EFFECT = {  # what is given, though nothing reads it
     "kd_reduction": ({"preset": "lwf", "kd_reduction": "batch"}, "--kd_on features"),
     "prototype_augmented": ({"preset": "ncm", "prototype_augmented": True}, "--classifier head"),
     "ncm_metric": ({**FROZEN, "ncm_metric": "euclidean"}, "--classifier ncm"),
+    "shrinkage": ({"preset": "ncm", "shrinkage": "error"}, "--classifier slda"),
+    "classifier_views": ({"preset": "ncm", "classifier_views": 4}, "a --classifier that is fitted on sums"),
+    "lift": ({"lift": "relu"}, "a --classifier that is fitted on sums"),
+    "lift_width": ({**FROZEN, "lift_width": 100}, "a --lift"),
 }
 
 
@@ -58,7 +62,8 @@ def test_switches_that_do_go_together():
 METHOD = {name: knob for name, knob in FIELDS.items() if knob.group == "method" and name != "extra_inference"}
 CHOICES = {
     "preset": list(PRESETS),
-    "classifier": ["head", "ncm", "slda", "fetril"],
+    "classifier": ["head", "ncm", "slda", "ridge", "fetril"],
+    "lift_width": [100, 2000],
     **{name: [True, False] for name, knob in METHOD.items() if knob.type is bool},
     **{name: [0.0, 0.5, 1.0] for name, knob in METHOD.items() if knob.type is float and name != "temperature"},
     "temperature": [0.5, 1.0],

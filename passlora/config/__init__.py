@@ -14,7 +14,7 @@ from passlora.config.data import DataConfig, ReadingSettings, ScenarioConfig
 from passlora.config.load import LOCAL_DATA, is_local, load, read_yaml, without_data_path
 from passlora.config.method import NEEDS, NUM_ROTATIONS, ROTATED_INFERENCE, MethodConfig, MethodSettings
 from passlora.config.model import ModelConfig, ModelSettings
-from passlora.config.presets import DEFAULT_RECIPE, PRESETS, register_preset
+from passlora.config.presets import DEFAULT_RECIPE, LEARN_PRESET, PRESETS, for_learning, register_preset
 from passlora.config.registry import CLASSIFIERS, load_plugins, register_classifier_name
 from passlora.config.training import TrainingConfig, TrainingSettings
 from passlora.config.values import describe, hub_id, is_list, is_repo_id, type_name
@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_RECIPE",
     "FIELDS",
     "GROUPS",
+    "LEARN_PRESET",
     "LOCAL_DATA",
     "NEEDS",
     "NUM_ROTATIONS",
@@ -44,6 +45,7 @@ __all__ = [
     "TrainingSettings",
     "applicable",
     "describe",
+    "for_learning",
     "hub_id",
     "is_list",
     "is_local",

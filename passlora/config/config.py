@@ -110,6 +110,14 @@ class Config:
         config.refuse_idle(coerced(changes), self.flat())
         return config
 
+    def settle(self, **decided: Any) -> Config:
+        """The same configuration with values that were found out rather than asked for: nothing is idle for them."""
+        given = {**self.given, **decided}
+        config = dataclasses.replace(self, **in_groups({**self.flat(), **decided}), given=given)
+        idle = config.method.idle()
+        config.given = {name: value for name, value in given.items() if name not in idle}
+        return config
+
     def as_preset(self, preset: str) -> Config:
         """The same request under another preset: a run to compare with, which is never pushed."""
         given = self.flat() if self.from_stored else self.given

@@ -50,8 +50,23 @@ class MethodConfig:
         "head", "what reads the features: the trained head, or one that is fitted on features as they are"
     )
     ncm_metric: Literal["cosine", "euclidean"] = knob("cosine", "distance of the classifier ncm (nearest class mean)")
-    adapt_tasks: Literal["all", "first", "none"] = knob(
-        "all", "tasks that the network is trained on; first or none leave frozen features to the classifier"
+    classifier_views: Literal[1, 4] = knob(
+        1, "rotations of an image whose features a fitted classifier reads, side by side: 1 (the image as it is) or 4"
+    )
+    lift: Literal["none", "relu", "fourier"] = knob(
+        "none",
+        "random features in front of the classifiers slda and ridge: none, relu (RanPAC), fourier (a Gaussian kernel)",
+    )
+    lift_width: int = knob(2000, "how many random features")
+    shrinkage: Literal["oas", "error"] = knob(
+        "oas",
+        "classifier slda, how much the covariance is regularised: oas (oracle approximating shrinkage), or error (the "
+        "smallest expected error, computed from the same sums), which also fits a temperature",
+    )
+    adapt_tasks: Literal["all", "first", "none", "auto"] = knob(
+        "all",
+        "tasks that the network is trained on; first or none leave frozen features to the classifier, auto is one of "
+        "these two, decided by classes of the first task that are held out",
     )
     kd_reduction: Literal["mean", "batch"] = knob(
         "mean", "distance to the teacher: mean of row norms, or one norm of the whole batch"
@@ -68,6 +83,7 @@ class MethodConfig:
         for name in ("proto_aug_weight", "kd_weight", "gamma"):
             at_least(name, getattr(self, name), 0)
         between("hard_mixing", self.hard_mixing, 0, 1)
+        between("lift_width", self.lift_width, 1, 20_000)
 
     def check(self) -> None:
         """Refuse switches that contradict each other."""
@@ -91,6 +107,11 @@ class MethodConfig:
     @property
     def rotated_modes(self) -> list[str]:
         return [mode for mode in self.inference_modes if mode in ROTATED_INFERENCE]
+
+    @property
+    def maps_features(self) -> bool:
+        """Whether the classifier reads what a map makes of the features (passlora.method.feature_map)."""
+        return self.classifier not in ("head", "ncm", "fetril")
 
     @property
     def uses_prototypes(self) -> bool:
@@ -119,7 +140,7 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
     ),
     (
         lambda m: (m.classifier == "head") != (m.adapt_tasks == "all"),
-        "a trained head goes with --adapt_tasks all, another --classifier with --adapt_tasks first or none",
+        "a trained head goes with --adapt_tasks all, another --classifier with --adapt_tasks first, none or auto",
     ),
     (
         lambda m: m.classifier != "head" and (m.sst or m.inference_modes != ["single"]),
@@ -170,6 +191,13 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
     ),
     (("prototype_augmented",), lambda m: m.classifier == "head", "--classifier head, which keeps prototypes"),
     (("ncm_metric",), lambda m: m.classifier == "ncm", "--classifier ncm"),
+    (("shrinkage",), lambda m: m.classifier == "slda", "--classifier slda"),
+    (
+        ("classifier_views", "lift"),
+        lambda m: m.maps_features or (m.classifier_views == 1 and m.lift == "none"),
+        "a --classifier that is fitted on sums, such as slda or ridge",
+    ),
+    (("lift_width",), lambda m: m.maps_features and m.lift != "none", "a --lift"),
 ]
 
 
@@ -194,7 +222,11 @@ class MethodSettings(TypedDict, total=False):
     new_loss: Literal["softmax", "binary"]
     classifier: Classifier
     ncm_metric: Literal["cosine", "euclidean"]
-    adapt_tasks: Literal["all", "first", "none"]
+    classifier_views: Literal[1, 4]
+    lift: Literal["none", "relu", "fourier"]
+    lift_width: int
+    shrinkage: Literal["oas", "error"]
+    adapt_tasks: Literal["all", "first", "none", "auto"]
     kd_reduction: Literal["mean", "batch"]
     inference: Inference
     extra_inference: list[Inference]

@@ -28,8 +28,29 @@ PRESETS: dict[str, dict[str, Any]] = {
     "slda": {**_FROZEN, "classifier": "slda"},
     "simplecil": {**_FROZEN, "classifier": "ncm", "adapt_tasks": "first"},
     "fetril": {**_FROZEN, "classifier": "fetril", "adapt_tasks": "first"},
+    "acil": {**_FROZEN, "classifier": "ridge", "lift": "relu"},
+    "ranpac": {**_FROZEN, "classifier": "ridge", "lift": "relu", "adapt_tasks": "first"},
+    "klda": {**_FROZEN, "classifier": "slda", "lift": "fourier", "shrinkage": "error"},
+    "passlora": {
+        **_FROZEN,
+        "classifier": "slda",
+        "classifier_views": 4,
+        "lift": "fourier",
+        "shrinkage": "error",
+        "adapt_tasks": "auto",
+        # of the first task, if it adapts
+        "num_train_epochs": 3,
+        "lr_milestones": [2],
+        "learning_rate": 0.002,
+        "per_device_train_batch_size": 16,
+        "keep_tasks": "recent",
+    },
 }
 Preset = Annotated[str, NameIn(PRESETS)]
+
+LEARN_PRESET = "passlora"  # of a model that `passlora learn` starts
+# The budget of its tasks, where the preset has none: small batches, since steps count and folders are small.
+LEARN_BUDGET: dict[str, Any] = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 
 # What `passlora train` runs when it is given neither a recipe nor a dataset. recipes/mini/digits.yaml says the same.
 DEFAULT_RECIPE: dict[str, Any] = {
@@ -42,9 +63,16 @@ DEFAULT_RECIPE: dict[str, Any] = {
     "num_train_epochs": 4,
     "lr_milestones": [3],
     "per_device_train_batch_size": 8,
-    "compare": ["finetune"],
+    "compare": ["passlora", "finetune"],
     "output_dir": "runs/digits",
 }
+
+
+def for_learning(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a new model is made of: as asked for, else by the preset and the budget of `passlora learn`."""
+    preset = given.get("preset", LEARN_PRESET)
+    own = PRESETS.get(preset, {})
+    return {"preset": preset, **{name: v for name, v in LEARN_BUDGET.items() if name not in own}, **given}
 
 
 def register_preset(name: str, settings: Mapping[str, Any]) -> None:

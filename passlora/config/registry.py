@@ -21,7 +21,7 @@ class NameIn:
     names: Collection[str]
 
 
-CLASSIFIERS = ["head", "ncm", "slda", "fetril"]
+CLASSIFIERS = ["head", "ncm", "slda", "ridge", "fetril"]
 Classifier = Annotated[str, NameIn(CLASSIFIERS)]
 
 

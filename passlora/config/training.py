@@ -40,8 +40,10 @@ class TrainingConfig:
     )
     save_epochs: int | None = knob(None, "also save inside a task, every so many epochs (none: after each task)")
     save_steps: int | None = knob(None, "also save inside a task, every so many steps")
-    keep_tasks: Literal["all", "last"] = knob(
-        "all", "weights to keep: of every task, so that each can be restored, or of the last one alone"
+    keep_tasks: Literal["all", "last", "recent"] = knob(
+        "all",
+        "weights to keep: of every task, so that each can be restored, of the last one alone, or of the recent ones: "
+        "as many as 100 MB hold, and at least two",
     )
     seed: int = knob(0, "seeds everything: weights, batches, augmentation, draws")
     seeds: list[int] | None = knob(None, "run once a seed and report mean and standard deviation")
@@ -104,7 +106,7 @@ class TrainingSettings(TypedDict, total=False):
     cache_teacher: bool
     save_epochs: int | None
     save_steps: int | None
-    keep_tasks: Literal["all", "last"]
+    keep_tasks: Literal["all", "last", "recent"]
     seed: int
     seeds: list[int] | None
     class_order_seeds: list[int] | None

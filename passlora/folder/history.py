@@ -38,7 +38,10 @@ def check_kept(folder: Path, task: int, manifest: Manifest) -> None:
     else:
         gone = not manifest.tasks[task].files
     if task < last and gone:
-        raise PassloraError(f"the weights of task {task} were not kept (keep_tasks last): there is only task {last}")
+        kept = [str(i) for i, entry in enumerate(manifest.tasks) if entry.files] or [str(last)]
+        which = f"is only task {kept[0]}" if len(kept) == 1 else f"are tasks {kept[0]} to {kept[-1]}"
+        keep = manifest.settings["keep_tasks"]
+        raise PassloraError(f"the weights of task {task} were not kept (keep_tasks {keep}): there {which}")
 
 
 def settings_after(folder: Path, manifest: Manifest, task: int, root: Path | None = None) -> dict:

@@ -36,8 +36,6 @@ BUDGET = (
     "keep_tasks",
     "seed",
 )
-# The budget of a new model's tasks: small batches, since steps count and folders of new classes are small.
-LEARN_BUDGET = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
 RENAMED = {"inference": {"ncm": "nearest_prototype"}}  # values of format 1 that have another name now
 

@@ -33,26 +33,39 @@ if TYPE_CHECKING:
     from passlora.training.learner import TaskState
 
 
+RECENT_BYTES = 100 * 10**6  # of all tasks' files together, with keep_tasks recent
+
+
 def write_tasks(folder: Path, manifest: Manifest, states: dict[int, TaskState]) -> None:
     """The given tasks' folders; the manifest learns of their files."""
     folder.mkdir(parents=True, exist_ok=True)
     last = len(manifest.tasks) - 1
-    keep_last = manifest.settings["keep_tasks"] == "last"
+    keep = manifest.settings["keep_tasks"]
     for task, state in states.items():
-        if task == last or not keep_last:
+        if task == last or keep != "last":
             manifest.tasks[task].files = write_task(folder, task, state, state.settings or manifest.settings)
-    if keep_last:
-        for entry in manifest.tasks[:last]:
-            entry.files = {}
+    oldest = {"all": 0, "last": last, "recent": oldest_recent(folder, manifest)}[keep]
+    for entry in manifest.tasks[:oldest]:
+        entry.files = {}
+
+
+def oldest_recent(folder: Path, manifest: Manifest) -> int:
+    """The first of the latest tasks that fit into RECENT_BYTES; always the last two."""
+    last, room = len(manifest.tasks) - 1, RECENT_BYTES
+    for task in range(last, -1, -1):
+        part = folder / task_folder(task)
+        room -= sum((part / name).stat().st_size for name in manifest.tasks[task].files if (part / name).is_file())
+        if room < 0 and task < last - 1:
+            return task + 1
+    return 0
 
 
 def commit(folder: Path, manifest: Manifest) -> None:
     """The manifest makes the folder the new model; what it does not need goes after that."""
-    last = len(manifest.tasks) - 1
     write_manifest(folder, manifest)
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    if manifest.settings["keep_tasks"] == "last":
-        for task in range(last):
+    for task, entry in enumerate(manifest.tasks):
+        if not entry.files:
             remove_task(folder / task_folder(task))
 
 

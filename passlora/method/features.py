@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,12 +26,17 @@ class TaskFeatures:
 
     compute: Callable[[], Iterable[FeatureBatch]]
     num_classes: int  # new ones: classes are 0 to num_classes - 1 here, whatever was learnt before
-    num_images: int  # over all processes
+    class_counts: Tensor  # images of each of them, over all processes
     dim: int
     device: torch.device | str = "cpu"
     reduce: Callable[[Tensor], Tensor] = alone
     keep: bool = False
     _kept: list[FeatureBatch] | None = None
+
+    @property
+    def num_images(self) -> int:
+        """Over all processes."""
+        return int(self.class_counts.sum())
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         if self._kept is not None:
@@ -43,6 +48,16 @@ class TaskFeatures:
                 kept.append(batch)
             yield batch
         self._kept = kept if self.keep else None
+
+    def watched(self, look: Callable[[Tensor, Tensor, Tensor], None]) -> TaskFeatures:
+        """The same features; `look` sees every batch that is read."""
+
+        def compute() -> Iterator[FeatureBatch]:
+            for batch in self:
+                look(*batch)
+                yield batch
+
+        return replace(self, compute=compute, keep=False, _kept=None)
 
     def first_view(self) -> tuple[Tensor, Tensor]:
         """Upright features (n, d) of the whole task, on the CPU, and their classes: for what cannot be added up."""
@@ -57,4 +72,5 @@ def of_tensors(z: Tensor, classes: Tensor) -> TaskFeatures:
     """Features that are there already: (n, d) or (n, views, d), with classes counted from 0."""
     views = z[:, None] if z.dim() == 2 else z
     batch = (views, classes, torch.arange(len(z)))
-    return TaskFeatures(lambda: [batch], int(classes.max()) + 1, len(z), z.shape[-1])
+    counts = torch.bincount(classes)
+    return TaskFeatures(lambda: [batch], len(counts), counts, z.shape[-1])

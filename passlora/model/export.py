@@ -9,6 +9,7 @@ from passlora.display.progress import silence
 from passlora.errors import PassloraError
 from passlora.files import new_folder, write_json, write_tensors
 from passlora.method.classifiers import Linear
+from passlora.method.feature_map import FeatureMap
 from passlora.network.factory import RESNET18
 from passlora.training.learner import Learner
 
@@ -49,10 +50,10 @@ def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Pat
     architecture, arguments = plain.origin
     if architecture == RESNET18:
         raise PassloraError(f"timm has no {RESNET18}, whose stem is its own: choose the format transformers")
-    if linear.unit_length:
+    if linear.unit_length or linear.map is not None:
+        what = "features of unit length" if linear.map is None else "several views of an image, or lifted features"
         raise PassloraError(
-            f"the classifier {method.classifier} reads features of unit length, which timm's networks do not give: "
-            "choose the format transformers"
+            f"this model's classifier reads {what}, which timm's networks do not give: choose the format transformers"
         )
     known = plain.pretrained_cfg
     name, nodes, side = known.get("classifier") or "head", len(linear.weight), backbone.image_size
@@ -98,6 +99,7 @@ def write_transformers(learner: Learner, linear: Linear, classes: list[str], fol
         num_views=method.num_views,
         inference=method.inference,
         unit_length=linear.unit_length,
+        **({} if linear.map is None else describe_map(linear.map)),
         id2label=dict(enumerate(classes)),
         label2id={name: i for i, name in enumerate(classes)},
     )
@@ -106,3 +108,9 @@ def write_transformers(learner: Learner, linear: Linear, classes: list[str], fol
     model.head.load_state_dict({"weight": linear.weight, "bias": linear.bias})
     model.save_pretrained(folder)
     PassLoraImageProcessor(backbone.image_size, backbone.mean, backbone.std).save_pretrained(folder)
+
+
+def describe_map(feature_map: FeatureMap) -> dict[str, Any]:
+    """As PassLoraConfig has it."""
+    lifted = {} if feature_map.lift == "none" else {"lift_width": feature_map.width}
+    return {"classifier_views": feature_map.views, "lift": feature_map.lift, **lifted}

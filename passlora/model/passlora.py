@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from passlora.config import Config
+from passlora.config import Config, for_learning
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
 from passlora.data.rows import Split
@@ -18,7 +18,7 @@ from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
 from passlora.folder import history, manifest, saving
 from passlora.folder.lock import lock
-from passlora.folder.manifest import LEARN_BUDGET, Manifest, TaskEntry, read_manifest, settings_of
+from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, settings_of
 from passlora.hub import pull, push
 from passlora.hub.card import write_card
 from passlora.model import export
@@ -57,7 +57,7 @@ class PassLora:
     @classmethod
     def create(cls, **settings: Unpack[NewModelSettings]) -> PassLora:
         """A model that knows no class yet; `settings` are the keys of docs/configuration.md."""
-        return cls.from_config(Config.make(**{**LEARN_BUDGET, **settings, "num_tasks": 1, "task_sizes": None}))
+        return cls.from_config(Config.make(**for_learning(settings), num_tasks=1, task_sizes=None))
 
     @classmethod
     def from_config(cls, config: Config, accelerator: Any = None) -> PassLora:

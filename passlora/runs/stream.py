@@ -110,7 +110,8 @@ class Method:
         if record.tasks_done:
             backbone = config.model.model_name_or_path
             self.model = PassLora.from_pretrained(folder, accelerator=self.accelerator, model_name_or_path=backbone)
-            self.model.learner.config = config  # the run's own: what a model keeps is less
+            settled = self.model.learner.config.method.adapt_tasks
+            self.model.learner.config = config.settle(adapt_tasks=settled)  # the run's own: what a model keeps is less
         else:
             self.model = PassLora.from_config(config, self.accelerator)
         log.info(f"\n{name}: {what_is_trained(self.model.learner)}")
@@ -183,6 +184,8 @@ class Method:
 
 def what_is_trained(learner: Learner) -> str:
     method, backbone = learner.config.method, learner.network.backbone
+    if method.adapt_tasks == "auto":
+        return f"{method.classifier} on features; held-out classes decide whether the first task adapts the backbone"
     if method.adapt_tasks == "none":
         return f"{method.classifier} on frozen features"
     trainable, total = backbone.parameter_counts()

@@ -24,6 +24,7 @@ from passlora.network.network import Network
 from passlora.training.accelerator import agree
 from passlora.training.evaluation import CALIBRATION_BINS, Evaluation, tally
 from passlora.training.features import FeatureReader
+from passlora.training.gate import adapting_pays
 from passlora.training.schedule import hash_seed
 from passlora.training.steps import Hooks, State, TaskTraining
 
@@ -67,6 +68,8 @@ class Learner:
         """
         self.get_ready(data)
         self.is_half_taught = True
+        if self.config.method.adapt_tasks == "auto" and self.task == 0:
+            self._settle(data, new_classes, hooks or Hooks(), checkpoint)
         set_seed(hash_seed(self.config.training.seed, self.task))
         classifier = self.network.classifier
         if self.adapts:
@@ -86,7 +89,7 @@ class Learner:
     def adapts(self) -> bool:
         """Whether the next task trains the network."""
         tasks = self.config.method.adapt_tasks
-        return tasks == "all" or (tasks == "first" and self.task == 0)
+        return tasks == "all" or (tasks in ("first", "auto") and self.task == 0)
 
     @property
     def is_frozen(self) -> bool:
@@ -122,11 +125,25 @@ class Learner:
         if self.network.classifier.trained:
             self.network = training.network
 
-    def task_features(self, data: TaskData, new_classes: int) -> TaskFeatures:
-        """The features of the task's training images; each process computes its share, in eval mode."""
+    def _settle(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None) -> None:
+        """adapt_tasks auto becomes first or none, which the model keeps; a checkpoint tells that it was first."""
+        set_seed(hash_seed(self.config.training.seed, self.task))
+        pays = checkpoint is not None or adapting_pays(self, data, new_classes, hooks.name)
+        self.config = self.config.settle(adapt_tasks="first" if pays else "none")
+
+    def task_features(
+        self, data: TaskData, new_classes: int, first: int | None = None, views: int | None = None
+    ) -> TaskFeatures:
+        """The features of the task's training images; each process computes its share, in eval mode.
+
+        `first` is the number of the first of the new classes, and `views` how many rotations, if not the classifier's.
+        """
         method, training, accelerator = self.config.method, self.config.training, self.accelerator
-        views = method.prototype_views if self.network.classifier.trained else 1
-        first = self.network.num_classes - new_classes
+        classifier = self.network.classifier
+        if views is None:
+            views = method.prototype_views if classifier.trained else classifier.num_views(method.inference)
+        if first is None:
+            first = self.network.num_classes - new_classes
         share = (training.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes)
 
         def compute() -> Iterator[FeatureBatch]:
@@ -142,8 +159,9 @@ class Learner:
                 classes = torch.from_numpy(data.classes[batch.rows] - first).to(accelerator.device)
                 yield z, classes, torch.from_numpy(np.searchsorted(data.rows, batch.rows))
 
+        counts = torch.from_numpy(np.bincount(data.classes[data.rows] - first, minlength=new_classes))
         dim = self.network.backbone.feature_dim
-        return TaskFeatures(compute, new_classes, len(data.rows), dim, accelerator.device, self.add_up)
+        return TaskFeatures(compute, new_classes, counts, dim, accelerator.device, self.add_up)
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """Over all processes, wherever the tensor lies."""

@@ -11,13 +11,13 @@ from passlora import files
 from passlora.cli.arguments import FOLDER, READING, add_command, add_data, add_model, reading_settings
 from passlora.cli.flags import add_flags, chosen_flags
 from passlora.cli.output import warn
-from passlora.config import FIELDS, Config, describe, hub_id
+from passlora.config import FIELDS, LEARN_PRESET, Config, for_learning, hub_id
 from passlora.display.tables import table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError
 from passlora.folder import history, saving
 from passlora.folder.lock import lock
-from passlora.folder.manifest import AUGMENTATION, BUDGET, LEARN_BUDGET, MANIFEST, read_manifest
+from passlora.folder.manifest import AUGMENTATION, BUDGET, MANIFEST, read_manifest
 
 # Settled for good when a model is made.
 BORN_WITH = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method"))
@@ -43,7 +43,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="classes the model knows already (default: error)",
     )
     defaults = dict.fromkeys((*BUDGET, *AUGMENTATION), "as the model was last taught")
-    defaults |= {name: f"{describe(value)} for a new model, else as before" for name, value in LEARN_BUDGET.items()}
+    defaults["preset"] = f"{LEARN_PRESET} for a new model"
     add_flags(parser, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING), defaults)
     return parser
 
@@ -77,7 +77,7 @@ def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
                 f"{folder} is not here: to teach a model of the Hub, passlora pull {folder} first; to start a new one "
                 f"there, make the folder {folder.parent} first"
             )
-        Config.make(**{**flags, "num_tasks": 1})
+        Config.make(**for_learning(flags), num_tasks=1)
         saving.check_new_model(folder)
         return False
     settled = [name for name in flags if name in BORN_WITH and name != "model_name_or_path"]

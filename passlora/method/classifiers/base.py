@@ -15,16 +15,18 @@ from torch.nn import functional as F
 
 from passlora.config import MethodConfig, register_classifier_name
 from passlora.errors import PassloraError, nearest
+from passlora.method.feature_map import FeatureMap
 from passlora.method.features import TaskFeatures
 
 
 @dataclass
 class Linear:
-    """Scores as a plain linear layer gives them, of z or (`unit_length`) of z / |z|."""
+    """Scores as a plain linear layer gives them, of z, of z / |z| (`unit_length`), or of what a map makes of z."""
 
     weight: Tensor  # (nodes, d)
     bias: Tensor  # (nodes,)
     unit_length: bool = False
+    map: FeatureMap | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
         weight, bias = self.weight.to(z), self.bias.to(z)
@@ -58,7 +60,7 @@ class Classifier(nn.Module):
         raise NotImplementedError
 
     def as_linear(self) -> Linear | None:
-        """The scores as a linear layer, which can be merged into a plain network; None for what is not linear."""
+        """The scores as a linear layer, which can be merged into one network; None for what is not linear."""
         return None
 
     def num_views(self, mode: str) -> int:
@@ -70,7 +72,7 @@ class Classifier(nn.Module):
         if self._linear is None:
             self._linear = self.as_linear()
         assert self._linear is not None
-        return self._linear(z[:, 0])
+        return self._linear(z[:, 0] if self._linear.map is None else self._linear.map(z))
 
     def forget_computed(self) -> None:
         """Called when what is stored has changed."""

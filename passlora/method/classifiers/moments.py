@@ -1,0 +1,115 @@
+"""What several classifiers keep of mapped features: counts, means and one scatter for all classes, in float64.
+
+Sums of images, so the same for any order and any split of classes into tasks, and over processes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from passlora.config import MethodConfig
+from passlora.method.classifiers.base import Classifier, Linear
+from passlora.method.discriminant import TEMPERATURES, is_nothing
+from passlora.method.feature_map import make_map
+from passlora.method.features import TaskFeatures
+
+
+class Moments(Classifier):
+    """Subclasses say what linear layer on mapped features the sums make (`as_linear`)."""
+
+    means: Tensor
+    counts: Tensor
+    scatter: Tensor
+    strength: Tensor
+    temperature_losses: Tensor
+
+    def __init__(self, feature_dim: int, method: MethodConfig) -> None:
+        super().__init__(feature_dim, method)
+        self.map = make_map(feature_dim, method)
+        width = self.map.width
+        self.register_buffer("means", torch.zeros(0, width, dtype=torch.float64))
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+        # Sum over all images of (x - mu)(x - mu)^T, mu the mean of the image's class: its upper triangle, row by row.
+        self.register_buffer("scatter", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
+        # How much is regularised; and what each temperature would have cost, over the tasks so far.
+        self.register_buffer("strength", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("temperature_losses", torch.zeros(len(TEMPERATURES), dtype=torch.float64))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.means)
+
+    def num_views(self, mode: str) -> int:
+        return self.map.views
+
+    def grow(self, new_classes: int) -> None:
+        self.enlarge("means", new_classes)
+        self.enlarge("counts", new_classes)
+
+    def fit_task(self, features: TaskFeatures) -> None:
+        width, new = self.map.width, features.num_classes
+        total = torch.zeros(new, width, dtype=torch.float64)
+        squares = torch.zeros(width, width, dtype=torch.float64)
+        for z, batch_classes, _ in features:
+            x, classes = self.map(z).cpu().double(), batch_classes.cpu()
+            total.index_add_(0, classes, x)
+            weighed = self.weigh(x, classes, features)
+            squares.addmm_(weighed.T, weighed)
+        total, squares = features.reduce(total), features.reduce(squares)
+        means = total / features.class_counts[:, None]
+        rows, columns = torch.triu_indices(width, width)
+        self.scatter += self.within(squares, total, means)[rows, columns].to(self.scatter)
+        self.means[-new:] = means.to(self.means)
+        self.counts[-new:] = features.class_counts.to(self.counts)
+        self.forget_computed()
+
+    def weigh(self, x: Tensor, classes: Tensor, features: TaskFeatures) -> Tensor:
+        """Rows whose squares are added up."""
+        return x
+
+    def within(self, squares: Tensor, total: Tensor, means: Tensor) -> Tensor:
+        """What is kept of the sum of squares: here that about the class means."""
+        return squares - total.T @ means
+
+    def whole(self) -> Tensor:
+        """The sum of squares as a matrix."""
+        width = self.map.width
+        rows, columns = torch.triu_indices(width, width)
+        matrix = torch.zeros(width, width, dtype=torch.float64)
+        matrix[rows, columns] = self.scatter.cpu()
+        return matrix + matrix.triu(1).T
+
+    @property
+    def freedom(self) -> int:
+        """Images less classes: the degrees of freedom of the covariance."""
+        return int(self.counts.sum()) - self.num_classes
+
+    def covariance(self) -> Tensor | None:
+        """Within classes, unbiased; None if nothing is known of it (one image a class, or equal ones)."""
+        covariance = self.whole() / max(self.freedom, 1)
+        return None if self.freedom == 0 or is_nothing(covariance, self.means.cpu()) else covariance
+
+    def temperature(self) -> float:
+        """Divides the scores, so that their softmax is as sure as it is right; 1 if nothing is known."""
+        return TEMPERATURES[int(self.temperature_losses.argmin())] if self.temperature_losses.any() else 1.0
+
+    def on_map(self, weight: Tensor, bias: Tensor) -> Linear:
+        """A linear layer on mapped features."""
+        t = self.temperature()
+        return Linear((weight / t).float(), (bias / t).float(), map=None if self.map.is_plain else self.map)
+
+
+class Sample:
+    """Some images of a task, as they go by: what is chosen by images that are left out is chosen on these."""
+
+    MOST = 1000
+
+    def __init__(self, features: TaskFeatures) -> None:
+        self.every = -(-features.num_images // self.MOST)
+        self.features = features.watched(self._look)
+        self.parts: list[tuple[Tensor, Tensor]] = []
+
+    def _look(self, z: Tensor, classes: Tensor, places: Tensor) -> None:
+        chosen = (places % self.every == 0).cpu()
+        self.parts.append((z.cpu()[chosen], classes.cpu()[chosen]))

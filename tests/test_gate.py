@@ -1,0 +1,126 @@
+"""Whether to adapt: decided by held-out classes of the first task, kept with the model, the same when interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+import timm
+import torch
+from quick import SMALL, SMALL_FLAGS, write_digits
+from quick import quick as quick
+from safetensors.torch import save_file
+
+from passlora import Config, PassLora, train
+from passlora.data.batches import Images, select
+from passlora.data.dataset import load_dataset
+from passlora.folder.manifest import read_manifest
+from passlora.training import gate
+from passlora.training.accelerator import make_accelerator
+from passlora.training.learner import Learner
+from passlora.training.steps import TaskTraining
+
+DIGITS = {"dataset_name": "digits", "max_train_per_class": 16, "max_test_per_class": 4, "horizontal_flip": False}
+DIGITS |= {"crop_padding": 0, "preset": "passlora", "lift_width": 64, "task_sizes": [8, 2]}
+
+FINE = {"num_train_epochs": 1}  # the bundled backbone, which knows enough of digits
+
+
+def run(folder, caplog, **options):
+    caplog.set_level(logging.INFO, "passlora")
+    results = train(Config.make(**{**DIGITS, **options, "output_dir": str(folder)}))
+    return results, next(line for line in caplog.messages if line.startswith("adapting the backbone"))
+
+
+@pytest.fixture(scope="module")
+def blind(tmp_path_factory):
+    """A backbone that sees nothing until it is trained: all weights of its first layer are 0."""
+    network = timm.create_model("test_vit", num_classes=0, img_size=32)
+    state = network.state_dict()
+    state["patch_embed.proj.weight"].zero_()
+    file = tmp_path_factory.mktemp("blind") / "blind.safetensors"
+    save_file(state, file)
+    training = {"lora_r": 0, "learning_rate": 0.003, "num_train_epochs": 12, "lr_milestones": [10]}
+    return {"model_name_or_path": str(file), "model_architecture": "test_vit", "image_size": 32, **training}
+
+
+def test_a_backbone_that_knows_enough_stays_as_it_is(tmp_path, caplog):
+    _, said = run(tmp_path / "run", caplog, **FINE)
+    assert "does not pay" in said and "% right before and" in said
+    assert read_manifest(tmp_path / "run").settings["adapt_tasks"] == "none"
+    assert not list((tmp_path / "run").rglob("adapter*")), "a task that did not adapt stores no adapter"
+    pretrained = PassLora.create(preset="slda").learner.network
+    loaded = PassLora.from_pretrained(tmp_path / "run").learner.network
+    x = torch.rand(2, 3, 64, 64)
+    assert torch.equal(pretrained(x), loaded(x)), "nothing of the trial is left"
+
+
+def test_one_that_gains_is_adapted_and_says_so(tmp_path, caplog, blind):
+    results, said = run(tmp_path / "run", caplog, **blind)
+    assert "adapting the backbone pays" in said
+    assert read_manifest(tmp_path / "run").settings["adapt_tasks"] == "first"
+    first, second = (tmp_path / "run" / f"task_0{task}" / "backbone.safetensors" for task in (0, 1))
+    assert first.read_bytes() == second.read_bytes(), "later tasks do not train it"
+    assert results["last"] > 25
+    caplog.clear()
+    model = PassLora.from_pretrained(tmp_path / "run", model_name_or_path=blind["model_name_or_path"])
+    assert model.learner.config.method.adapt_tasks == "first" and not model.learner.adapts
+
+
+def test_too_few_classes_to_tell(tmp_path, cli):
+    data = write_digits(tmp_path / "data", [0, 1, 2], 6)
+    code, out, err = cli("learn", tmp_path / "m", "--data", data, *SMALL_FLAGS)
+    assert code == 0, err
+    assert "takes four classes of two images to tell" in out + err
+    assert read_manifest(tmp_path / "m").settings["adapt_tasks"] == "none"
+    code, out, _ = cli("info", tmp_path / "m", "--json")
+    assert json.loads(out)["settings"]["preset"] == "passlora", "what learn starts a model with"
+
+
+def test_halves_share_no_class():
+    config = Config.make(**DIGITS)
+    data = load_dataset(config.data, 0)
+    images = Images(data.train, 64, config.data, "digits")
+    task = select(images, data.train.labels, data.class_names, {str(d): i + 3 for i, d in enumerate((5, 7, 2, 9, 4))})
+    tuned, asked = gate.halves(dataclasses.replace(task), 5)
+    labels = [sorted(set(data.train.labels[part.rows].tolist())) for part in (tuned, asked)]
+    assert labels == [[2, 4, 5], [7, 9]]
+    assert sorted(set(tuned.classes[tuned.rows].tolist())) == [0, 1, 2]
+    assert sorted(set(asked.classes[asked.rows].tolist())) == [0, 1]
+
+
+def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch, caplog, blind):
+    """Inside the training that follows the trial: the checkpoint tells what was decided."""
+    whole, _ = run(tmp_path / "whole", caplog, **blind)
+    losses, calls = TaskTraining.losses, []
+
+    def stop(self, *arguments):
+        calls.append(1)
+        if len(calls) == 12 * 4 + 60:  # batches of 16: the trial takes 48 steps on half of the classes, then 96
+            raise KeyboardInterrupt
+        return losses(self, *arguments)
+
+    monkeypatch.setattr(TaskTraining, "losses", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", caplog, save_steps=10, **blind)
+    monkeypatch.setattr(TaskTraining, "losses", losses)
+    monkeypatch.setattr(gate, "right_answers", lambda *arguments: pytest.fail("decided already"))
+    results = train(Config.make(**{**DIGITS, **blind, "save_steps": 10, "output_dir": str(tmp_path / "run")}))
+    assert results["accuracy_matrix"] == whole["accuracy_matrix"]
+    for name in ("backbone", "classifier"):
+        files = [tmp_path / folder / "task_01" / f"{name}.safetensors" for folder in ("whole", "run")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_the_backbone_is_what_it_was_after_a_trial():
+    config = Config.make(**{**DIGITS, **SMALL})
+    learner = Learner(config, make_accelerator(config.training))
+    before = {name: tensor.clone() for name, tensor in learner.network.backbone.state().items()}
+    data = load_dataset(config.data, 0)
+    images = Images(data.train, 32, config.data, "digits")
+    task = select(images, data.train.labels, data.class_names, {str(d): d for d in range(8)})
+    gate.adapting_pays(learner, task, 8, "trial")
+    after = learner.network.backbone.state()
+    assert before.keys() == after.keys() and all(torch.equal(after[name], before[name]) for name in before)
