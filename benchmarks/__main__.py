@@ -17,7 +17,7 @@ import torch
 
 from . import growth, inference, step
 from .arithmetic import arithmetic
-from .lessons import lessons
+from .lessons import known_classes, lessons
 from .profile import draw, profile
 from .timing import Row, table
 
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[Row]]] = {
     "collecting": growth.collecting,
     "tasks": growth.many_tasks,
     "learn": lessons,
+    "known": known_classes,
     "inference": inference.inference,
     "start-up": inference.start_up,
     "profile": profile,

@@ -1,4 +1,4 @@
-"""`passlora learn`: a lesson by a classifier that needs no training against the same lesson by PASS++."""
+"""`passlora learn`: a lesson from sums against the same lesson by PASS++, and against one look at its images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from passlora import PassLora
+from passlora.folder.manifest import TaskEntry, now
+from passlora.method.classifiers import make_classifier
+from passlora.method.features import of_tensors
 
-from .timing import Row, interleave, ratios
+from .timing import Row, interleave, ratios, second
 
-PRESETS = ("slda", "pass++")
+PRESETS = ("slda", "passlora", "pass++")
 
 
 def lessons(rounds: int) -> Iterator[Row]:
@@ -43,6 +47,51 @@ def lessons(rounds: int) -> Iterator[Row]:
     for preset in PRESETS:
         yield Row(f"learn 3 classes x 50 images by {preset}, vit-mini", seconds[preset], "s")
     yield Row("learn by pass++, over slda", ratios(seconds, "pass++", "slda"), "times", ">= 20")
+    yield Row("learn by pass++, over passlora", ratios(seconds, "pass++", "passlora"), "times")
+
+
+def known_classes(rounds: int) -> Iterator[Row]:
+    """The same three classes by the preset passlora, for models that know 100 and 10,000 classes already."""
+    with tempfile.TemporaryDirectory() as place:
+        data = make_images(Path(place) / "new", 3)
+        few, many = (knowing(classes) for classes in (100, 10_000))
+        pixels = few._load(data, {}).train.cache
+        assert isinstance(pixels, torch.Tensor)
+
+        def lesson(model: PassLora) -> float:
+            learner = model.learner
+            before, classes = learner.state(), learner.network.num_classes
+            began = time.perf_counter()
+            PassLora(learner, list(model.tasks)).learn(data)
+            seconds = time.perf_counter() - began
+            learner.network.classifier = make_classifier(learner.network.backbone.feature_dim, learner.config.method)
+            learner.restore(1, classes, before)
+            return seconds
+
+        sides = {
+            "100": lambda: lesson(few),
+            "10,000": lambda: lesson(many),
+            "look": second(lambda: few.learner.network.features(pixels, 4)),
+        }
+        seconds = interleave(sides, rounds)
+    allowed = [3 * look + 1 for look in seconds["look"]]
+    yield Row("one pass over the lesson's 150 images in four views, vit-mini", seconds["look"], "s")
+    for known in ("100", "10,000"):
+        yield Row(f"learn 3 classes x 50 images by passlora, {known} classes known", seconds[known], "s")
+    shares = [spent / room for spent, room in zip(seconds["100"], allowed, strict=True)]
+    yield Row("that with 100 known, over three such passes and a second", shares, "times", "<= 1")
+    yield Row("that with 10,000 known, over 100", ratios(seconds, "10,000", "100"), "times", "<= 2")
+
+
+def knowing(classes: int) -> PassLora:
+    """A model of so many classes, whose features are random."""
+    model = PassLora.create(preset="passlora", adapt_tasks="none")
+    z = torch.randn(2 * classes, 4, 192, generator=torch.Generator().manual_seed(0))
+    model.learner.network.classifier.grow(classes)
+    model.learner.network.classifier.fit_task(of_tensors(z, torch.arange(classes).repeat_interleave(2)))
+    model.learner.task = 1
+    model.tasks = [TaskEntry([f"class {i}" for i in range(classes)], now())]
+    return model
 
 
 def make_images(folder: Path, classes: int) -> Path:

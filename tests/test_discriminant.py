@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from passlora.config import MethodConfig
 from passlora.method import discriminant, feature_map
 from passlora.method.classifiers import make_classifier, ridge
-from passlora.method.discriminant import STRENGTHS, Spectrum, best_strength, expected_accuracy, left_out_scores
+from passlora.method.discriminant import (
+    STRENGTHS,
+    Spectrum,
+    best_strength,
+    compared,
+    expected_accuracy,
+    left_out_scores,
+)
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import of_tensors
 
@@ -37,11 +44,13 @@ def draw(counts, dim=6, seed=0, spread=1.0, views=None):
     return torch.from_numpy(z), torch.from_numpy(classes)
 
 
-def spectrum_of(z, classes):
+def spectrum_of(z, classes, choose=lambda means: slice(None)):
     counts = torch.bincount(classes)
     means = torch.stack([z[classes == c].mean(dim=0) for c in range(len(counts))])
     centred = z - means[classes]
-    return Spectrum.of(centred.T @ centred / (len(z) - len(counts)), means, counts)
+    freedom = len(z) - len(counts)
+    rows = choose(means)
+    return Spectrum.of(centred.T @ centred / freedom, means[rows], counts[rows], freedom)
 
 
 # --- images left out ---------------------------------------------------------------------------------------------
@@ -111,10 +120,27 @@ def test_more_dimensions_than_images_do_not_fool_it():
 def test_many_classes_are_compared_by_a_part_of_them_whatever_their_order(monkeypatch):
     monkeypatch.setattr(discriminant, "COMPARED", 7)
     z, classes = draw([6] * 30, 8)
-    spectrum, turned = spectrum_of(z, classes), spectrum_of(z, 29 - classes)
-    assert len(discriminant.compared(spectrum.means)) == 7
+    spectrum, turned = spectrum_of(z, classes, compared), spectrum_of(z, 29 - classes, compared)
+    assert len(spectrum.means) == 7
     for strength in STRENGTHS:
         assert expected_accuracy(spectrum, strength) == pytest.approx(expected_accuracy(turned, strength), abs=1e-12)
+
+
+def test_more_classes_than_are_compared(monkeypatch):
+    """The temperature is fitted on the new classes' images, whether or not they are among those compared."""
+    z, classes = draw(COUNTS, views=4)
+    x, _ = draw([3] * 6, seed=1, views=4)
+    monkeypatch.setattr(discriminant, "COMPARED", 3)
+    few = [
+        taught(WAYS["passlora"], z, classes, stream) for stream in ([[0, 1, 2], [3], [4, 5]], [[5, 4], [0, 3, 2, 1]])
+    ]
+    assert torch.equal(few[0].strength, few[1].strength) and all(c.temperature_losses.any() for c in few)
+    monkeypatch.undo()
+    whole = taught(WAYS["passlora"], z, classes, [range(6)])
+    whole.strength.copy_(few[0].strength)
+    whole.forget_computed()
+    found = raw_scores(few[0], x, [[0, 1, 2], [3], [4, 5]])
+    torch.testing.assert_close(found, raw_scores(whole, x, [range(6)]), rtol=1e-4, atol=1e-4)
 
 
 # --- any order, any split ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from passlora.method.classifiers.moments import Moments, Sample
 from passlora.method.discriminant import (
     Spectrum,
     best_strength,
+    compared,
     left_out_scores,
     temperature_losses,
 )
@@ -32,13 +33,17 @@ class SLDA(Moments):
         covariance = self.covariance()
         if covariance is None:
             return
-        spectrum = Spectrum.of(covariance, self.means.cpu(), self.counts.cpu())
+        first = self.num_classes - features.num_classes
+        known, new = compared(self.means.cpu()), torch.arange(first, self.num_classes)
+        rows = torch.cat([known, new[~torch.isin(new, known)]])
+        spectrum = Spectrum.of(covariance, self.means.cpu()[rows], self.counts.cpu()[rows], self.freedom)
         strength = best_strength(spectrum)
         self.strength.fill_(strength)
-        losses = torch.zeros_like(self.temperature_losses)
+        losses, place = torch.zeros_like(self.temperature_losses), torch.zeros(self.num_classes, dtype=torch.long)
+        place[rows] = torch.arange(len(rows))
         for z, task_classes in sample.parts:
-            classes = task_classes + self.num_classes - features.num_classes
-            others = self.counts.cpu()[classes] > 1  # of the same class: without them nothing would be left of it
+            classes = place[task_classes + first]
+            others = spectrum.counts[classes] > 1  # of the same class: without them nothing would be left of it
             if others.any():
                 scores = left_out_scores(spectrum, strength, self.map(z[others]).double(), classes[others])
                 losses += temperature_losses(scores, classes[others])
