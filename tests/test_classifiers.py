@@ -20,7 +20,8 @@ from passlora.method.classifiers.fetril import translate
 from passlora.method.classifiers.slda import oas_shrinkage
 from passlora.method.features import TaskFeatures, of_tensors
 
-FITTED = ["ncm", "slda", "ridge", "fetril"]
+LINEAR = ["ncm", "slda", "ridge", "fetril"]
+FITTED = [*LINEAR, "fecam"]
 TASKS = ((0, 1, 2), (3,), (4, 5))
 
 
@@ -197,6 +198,26 @@ def test_fetril_knows_old_classes_without_their_features():
     assert (scores(two, x[truth < 2]).argmax(1) == truth[truth < 2]).float().mean() > 0.8
 
 
+# --- FeCAM -------------------------------------------------------------------------------------------------------
+
+
+def test_fecam_by_hand(blobs):
+    """A covariance, not the correlation of a covariance, regularised, brought to a correlation, inverted."""
+    (z, classes), (x, _) = blobs
+    found = scores(taught("fecam", z, classes), x)
+    unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    z, x = unit(z.double().numpy()), unit(x.double().numpy())
+    for c in range(6):
+        own = z[classes.numpy() == c]
+        covariance = np.cov(own.T) if len(own) > 1 else np.eye(8)
+        covariance = covariance + np.diag(covariance).mean() * np.eye(8)
+        deviation = np.sqrt(np.diag(covariance))
+        away = x - own.mean(axis=0)
+        distance = (away @ np.linalg.inv(covariance / np.outer(deviation, deviation)) * away).sum(axis=1)
+        np.testing.assert_allclose(found[:, c], -distance, rtol=1e-3, atol=1e-4)
+    assert taught("fecam", torch.from_numpy(z).float(), classes).as_linear() is None
+
+
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +259,7 @@ def test_two_shares_as_one(blobs, name):
 
 
 @pytest.mark.parametrize(
-    "options", [*({"name": name} for name in ["head", *FITTED]), {"name": "ncm", "ncm_metric": "euclidean"}], ids=str
+    "options", [*({"name": name} for name in ["head", *LINEAR]), {"name": "ncm", "ncm_metric": "euclidean"}], ids=str
 )
 def test_as_a_linear_layer_it_gives_the_scores(blobs, options):
     (z, classes), (x, _) = blobs

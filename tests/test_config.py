@@ -46,7 +46,17 @@ def test_precedence_defaults_preset_recipe_command_line(tmp_path):
     assert load(str(recipe), {"hardness": "true"}).method.hardness is True, "a flag wins over the preset"
 
 
-FITTED = ("ncm", "slda", "simplecil", "fetril", "acil", "ranpac", "klda", "passlora")  # on features, not trained
+FITTED = (
+    "ncm",
+    "slda",
+    "simplecil",
+    "fetril",
+    "fecam",
+    "acil",
+    "ranpac",
+    "klda",
+    "passlora",
+)  # on features, not trained
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))

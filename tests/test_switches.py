@@ -62,7 +62,7 @@ def test_switches_that_do_go_together():
 METHOD = {name: knob for name, knob in FIELDS.items() if knob.group == "method" and name != "extra_inference"}
 CHOICES = {
     "preset": list(PRESETS),
-    "classifier": ["head", "ncm", "slda", "ridge", "fetril"],
+    "classifier": ["head", "ncm", "slda", "ridge", "fecam", "fetril"],
     "lift_width": [100, 2000],
     **{name: [True, False] for name, knob in METHOD.items() if knob.type is bool},
     **{name: [0.0, 0.5, 1.0] for name, knob in METHOD.items() if knob.type is float and name != "temperature"},

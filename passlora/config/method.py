@@ -22,8 +22,9 @@ class MethodConfig:
 
     preset: Preset = knob(
         DEFAULT_PRESET,
-        "starting point of the switches below: pass++, pass, or a baseline: finetune, lwf-kd (KD only), lwf, lwf-mc, "
-        "and on frozen features ncm, slda, simplecil, fetril (docs/baselines.md)",
+        "starting point of the switches below: pass++, pass, passlora (docs/beyond.md), or a baseline: finetune, "
+        "lwf-kd (KD only), lwf, lwf-mc, and on features ncm, slda, simplecil, fetril, fecam, acil, ranpac, klda "
+        "(docs/baselines.md)",
     )
     sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
     temperature: float = knob(1.0, "divides the logits in training, never at inference")
@@ -111,7 +112,7 @@ class MethodConfig:
     @property
     def maps_features(self) -> bool:
         """Whether the classifier reads what a map makes of the features (passlora.method.feature_map)."""
-        return self.classifier not in ("head", "ncm", "fetril")
+        return self.classifier not in ("head", "ncm", "fecam", "fetril")
 
     @property
     def uses_prototypes(self) -> bool:

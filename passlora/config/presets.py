@@ -28,6 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "slda": {**_FROZEN, "classifier": "slda"},
     "simplecil": {**_FROZEN, "classifier": "ncm", "adapt_tasks": "first"},
     "fetril": {**_FROZEN, "classifier": "fetril", "adapt_tasks": "first"},
+    "fecam": {**_FROZEN, "classifier": "fecam"},
     "acil": {**_FROZEN, "classifier": "ridge", "lift": "relu"},
     "ranpac": {**_FROZEN, "classifier": "ridge", "lift": "relu", "adapt_tasks": "first"},
     "klda": {**_FROZEN, "classifier": "slda", "lift": "fourier", "shrinkage": "error"},

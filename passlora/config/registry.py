@@ -21,7 +21,7 @@ class NameIn:
     names: Collection[str]
 
 
-CLASSIFIERS = ["head", "ncm", "slda", "ridge", "fetril"]
+CLASSIFIERS = ["head", "ncm", "slda", "ridge", "fecam", "fetril"]
 Classifier = Annotated[str, NameIn(CLASSIFIERS)]
 
 
