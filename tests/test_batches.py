@@ -221,7 +221,9 @@ def test_evaluation_reads_what_predict_reads(tmp_path, sizes):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     tiny = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 64}
-    model = PassLora.create(**tiny, num_train_epochs=2, per_device_train_batch_size=8, horizontal_flip=False)
+    model = PassLora.create(
+        **tiny, preset="pass++", num_train_epochs=2, per_device_train_batch_size=8, horizontal_flip=False
+    )
     model.learn(folder_of(tmp_path_factory.mktemp("learnt") / "x", SMALL + LARGE))
     return model
 

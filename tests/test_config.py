@@ -238,6 +238,7 @@ def test_the_recipes_asked_for_exist():
 def test_the_embedded_default_is_the_digits_recipe():
     path = Path(__file__).parent.parent / "recipes/mini/digits.yaml"
     assert load(None, {}).flat() == load(str(path), {}).flat() == Config.make(**DEFAULT_RECIPE).flat()
+    assert load(None, {}).training.compare == ["passlora", "finetune"]
     assert load(None, {"preset": "finetune"}).training.compare == []
     assert load(None, {"num_tasks": "5"}).scenario.task_sizes is None
 

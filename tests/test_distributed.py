@@ -337,6 +337,7 @@ def test_lessons_by_two_processes(image_tree, tmp_path):
     for name, launcher, batch in (("one", [sys.executable], "4"), ("two", TORCHRUN, "2")):
         for lesson in ("first", "second"):
             flags = ["--num_train_epochs", "2", "--per_device_train_batch_size", batch, "--save_steps", "2"]
+            flags += ["--preset", "pass++"] if lesson == "first" else []
             command = [*launcher, "-m", "passlora", "learn", tmp_path / name, "--data", tmp_path / lesson, *flags]
             done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=ENVIRONMENT)
             assert done.returncode == 0, done.stderr[-3000:]

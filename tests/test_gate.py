@@ -27,10 +27,8 @@ DIGITS |= {"crop_padding": 0, "preset": "passlora", "lift_width": 64, "task_size
 FINE = {"num_train_epochs": 1}  # the bundled backbone, which knows enough of digits
 
 
-def run(folder, caplog, **options):
-    caplog.set_level(logging.INFO, "passlora")
-    results = train(Config.make(**{**DIGITS, **options, "output_dir": str(folder)}))
-    return results, next(line for line in caplog.messages if line.startswith("adapting the backbone"))
+def run(folder, **options):
+    return train(Config.make(**{**DIGITS, **options, "output_dir": str(folder)}))
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +39,21 @@ def blind(tmp_path_factory):
     state["patch_embed.proj.weight"].zero_()
     file = tmp_path_factory.mktemp("blind") / "blind.safetensors"
     save_file(state, file)
-    training = {"lora_r": 0, "learning_rate": 0.003, "num_train_epochs": 12, "lr_milestones": [10]}
+    training = {"lora_r": 0, "learning_rate": 0.003, "num_train_epochs": 8, "lr_milestones": [7]}
     return {"model_name_or_path": str(file), "model_architecture": "test_vit", "image_size": 32, **training}
 
 
+@pytest.fixture(scope="module")
+def adapted(blind, tmp_path_factory):
+    """Its run: the folder, and the results."""
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    return folder, run(folder, **blind)
+
+
 def test_a_backbone_that_knows_enough_stays_as_it_is(tmp_path, caplog):
-    _, said = run(tmp_path / "run", caplog, **FINE)
+    caplog.set_level(logging.INFO, "passlora")
+    run(tmp_path / "run", **FINE)
+    (said,) = [line for line in caplog.messages if line.startswith("adapting the backbone")]
     assert "does not pay" in said and "% right before and" in said
     assert read_manifest(tmp_path / "run").settings["adapt_tasks"] == "none"
     assert not list((tmp_path / "run").rglob("adapter*")), "a task that did not adapt stores no adapter"
@@ -56,21 +63,19 @@ def test_a_backbone_that_knows_enough_stays_as_it_is(tmp_path, caplog):
     assert torch.equal(pretrained(x), loaded(x)), "nothing of the trial is left"
 
 
-def test_one_that_gains_is_adapted_and_says_so(tmp_path, caplog, blind):
-    results, said = run(tmp_path / "run", caplog, **blind)
-    assert "adapting the backbone pays" in said
-    assert read_manifest(tmp_path / "run").settings["adapt_tasks"] == "first"
-    first, second = (tmp_path / "run" / f"task_0{task}" / "backbone.safetensors" for task in (0, 1))
+def test_one_that_gains_is_adapted_and_says_so(adapted, blind):
+    folder, results = adapted
+    assert read_manifest(folder).settings["adapt_tasks"] == "first"
+    first, second = (folder / f"task_0{task}" / "backbone.safetensors" for task in (0, 1))
     assert first.read_bytes() == second.read_bytes(), "later tasks do not train it"
     assert results["last"] > 25
-    caplog.clear()
-    model = PassLora.from_pretrained(tmp_path / "run", model_name_or_path=blind["model_name_or_path"])
+    model = PassLora.from_pretrained(folder, model_name_or_path=blind["model_name_or_path"])
     assert model.learner.config.method.adapt_tasks == "first" and not model.learner.adapts
 
 
 def test_too_few_classes_to_tell(tmp_path, cli):
     data = write_digits(tmp_path / "data", [0, 1, 2], 6)
-    code, out, err = cli("learn", tmp_path / "m", "--data", data, *SMALL_FLAGS)
+    code, out, err = cli("learn", tmp_path / "m", "--data", data, *SMALL_FLAGS, "--lift_width", "20")
     assert code == 0, err
     assert "takes four classes of two images to tell" in out + err
     assert read_manifest(tmp_path / "m").settings["adapt_tasks"] == "none"
@@ -90,26 +95,26 @@ def test_what_is_trained_on_is_not_asked():
     assert sorted(set(tuned.classes[tuned.rows].tolist())) == [0, 1, 2]
 
 
-def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch, caplog, blind):
+def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch, adapted, blind):
     """Inside the training that follows the trial: the checkpoint tells what was decided."""
-    whole, _ = run(tmp_path / "whole", caplog, **blind)
+    folder, whole = adapted
     losses, calls = TaskTraining.losses, []
 
     def stop(self, *arguments):
         calls.append(1)
-        if len(calls) == 12 * 4 + 60:  # batches of 16: the trial takes 48 steps on half of the classes, then 96
+        if len(calls) == 8 * 4 + 40:  # batches of 16: the trial takes 32 steps on half of the classes, then come 64
             raise KeyboardInterrupt
         return losses(self, *arguments)
 
     monkeypatch.setattr(TaskTraining, "losses", stop)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", caplog, save_steps=10, **blind)
+        run(tmp_path / "run", save_steps=10, **blind)
     monkeypatch.setattr(TaskTraining, "losses", losses)
     monkeypatch.setattr(gate, "right_answers", lambda *arguments: pytest.fail("decided already"))
-    results = train(Config.make(**{**DIGITS, **blind, "save_steps": 10, "output_dir": str(tmp_path / "run")}))
+    results = run(tmp_path / "run", save_steps=10, **blind)
     assert results["accuracy_matrix"] == whole["accuracy_matrix"]
     for name in ("backbone", "classifier"):
-        files = [tmp_path / folder / "task_01" / f"{name}.safetensors" for folder in ("whole", "run")]
+        files = [place / "task_01" / f"{name}.safetensors" for place in (folder, tmp_path / "run")]
         assert files[0].read_bytes() == files[1].read_bytes(), name
 
 

@@ -122,7 +122,7 @@ def test_a_further_task_uploads_what_changed(server, model, tmp_path, cli):
 
 def test_another_model_is_not_replaced_by_accident(server, model, tmp_path, cli, tiny, said):
     push(model, REPO)
-    cli("learn", tmp_path / "other", "--data", digit_folder(tmp_path / "data", 8, 9), *SMALL_FLAGS, *ONE_EPOCH)
+    cli("learn", tmp_path / "other", "--data", digit_folder(tmp_path / "data", 8, 9), *SMALL_FLAGS, "--preset", "ncm")
     code, _, err = cli("push", tmp_path / "other", REPO)
     assert code == 2 and "ann/digits holds another model" in err and err.count("\n") == 1
     train(run_config(tiny, tmp_path))
@@ -313,7 +313,7 @@ def test_a_backbone_of_the_hub_is_no_pickle(server, tmp_path, cli):
     more = {"pytorch_model.bin": b"\x80\x04cos\nsystem\n", "config.json": json.dumps(decoy).encode()}
     server.add("bob/decoy", {**files, **more})
     data = digit_folder(tmp_path / "others", 3, 4)
-    flags = ["--num_train_epochs", "1", "--model_name_or_path", "hf-hub:bob/decoy"]
+    flags = ["--preset", "ncm", "--model_name_or_path", "hf-hub:bob/decoy"]
     code, _, err = cli("learn", tmp_path / "decoy", "--data", data, *flags)
     assert code == 0, err
     for odd in (

@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(model, tmp_path, cli, content):
 def test_a_first_lesson_that_was_cut_off(tmp_path, cli, monkeypatch):
     """What it left is no obstacle for the same command; a folder of someone else's files is."""
     write_digits(tmp_path / "data", [1, 2], 2)
-    command = ["learn", tmp_path / "new", "--data", tmp_path / "data", "--num_train_epochs", "1", "--save_steps", "1"]
+    command = ["learn", tmp_path / "new", "--data", tmp_path / "data", "--lift_width", "20", "--save_steps", "1"]
     write = manifest.write_json
 
     def killed(path, content):
