@@ -59,7 +59,7 @@ FLAGS = {
 
 
 # The first lesson has the four classes that deciding whether to adapt takes.
-FITTED = {"fetril": ["--num_train_epochs", 1], "passlora": ["--lift_width", 30], "acil": ["--lift_width", 30]}
+FITTED = {"fetril": ["--num_train_epochs", 1], "passlora": ["--lift_width", 30]}
 
 
 def numbers(folder):

@@ -19,7 +19,9 @@ from passlora.folder import checkpoints, layout
 from passlora.folder.manifest import read_manifest, write_manifest
 
 
-def sweep(image_tree, tmp_path, work, stride, offset):
+@pytest.mark.slow
+@pytest.mark.parametrize(("work", "stride", "offset"), [("train", 9, 4), ("learn", 3, 2)])
+def test_killed_work_ends_as_if_nothing_had_happened(image_tree, tmp_path, work, stride, offset):
     """SIGKILL at points spread over all of it, twice each; every weight, number and loss must be the same."""
     data = image_tree(size=(12, 12), count=4)
     script = Path(__file__).parent / "kill_sweep.py"
@@ -27,17 +29,6 @@ def sweep(image_tree, tmp_path, work, stride, offset):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert " 0 different" in done.stdout and "kills at 0" not in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("work", "stride", "offset"), [("train", 9, 4), ("learn", 3, 2)])
-def test_killed_work_ends_as_if_nothing_had_happened(image_tree, tmp_path, work, stride, offset):
-    sweep(image_tree, tmp_path, work, stride, offset)
-
-
-def test_a_killed_lesson_ends_as_if_nothing_had_happened(image_tree, tmp_path):
-    """At one point of the first lesson's, and one of the second's."""
-    sweep(image_tree, tmp_path, "learn", 18, 13)
 
 
 def test_a_run_in_use_is_refused(tiny, tmp_path, held):

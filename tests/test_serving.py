@@ -92,7 +92,9 @@ def test_the_auto_classes_read_it(trained, merged):
         {**SMALL, "preset": "pass"},  # one view of four
         {**SMALL, "preset": "finetune"},  # no rotations
         {**SMALL, "inference": "vanilla"},
-        {"model_name_or_path": "passlora/resnet18", "lora_r": 0, "pretrained": False},
+        pytest.param(
+            {"model_name_or_path": "passlora/resnet18", "lora_r": 0, "pretrained": False}, marks=pytest.mark.slow
+        ),
     ],
     ids=["single", "plain", "vanilla", "resnet18"],
 )
