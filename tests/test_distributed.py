@@ -147,7 +147,8 @@ def test_two_processes_equal_one(forked, name):
     folder, done = forked
     assert ended_well(done[f"{name} 1"]) and ended_well(done[f"{name} 2"])
     assert done[f"{name} 2"]["out"][0].count("pass++ task 0 of 0-1") == 1
-    assert done[f"{name} 2"]["out"][1] == "", "only the first process speaks"
+    said = [line for line in done[f"{name} 2"]["out"][1].splitlines() if not line.startswith("[Gloo]")]  # torch's own
+    assert said == [], "only the first process speaks"
     check_equal(folder / f"{name} 1", folder / f"{name} 2", 2 * (2 + 3))
 
 

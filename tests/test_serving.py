@@ -183,7 +183,7 @@ def test_features_of_unit_length(copy):
 @pytest.mark.parametrize(
     ("architecture", "arguments"),
     [
-        ("test_vit_relpos", {"img_size": 32}),
+        ("vit_relpos_small_patch16_224", {"img_size": 32, "depth": 1, "embed_dim": 48, "num_heads": 3}),
         ("eva02_tiny_patch14_224", {"img_size": 28, "depth": 1}),
         ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 4, "depths": [1, 2], "num_heads": [1, 2]}),
     ],
