@@ -12,6 +12,10 @@ class PassloraError(Exception):
     """Says which value is wrong, what was expected, and what to do."""
 
 
+class DivergedError(PassloraError):
+    """Training went astray: the loss is no number any more."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing when no valid name is close."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

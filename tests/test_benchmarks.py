@@ -70,7 +70,9 @@ def test_what_is_asked_are_the_scores():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["inference", "start-up", "feeding", "profile", "growth", "collecting", "choices"])
+@pytest.mark.parametrize(
+    "name", ["inference", "start-up", "feeding", "profile", "growth", "collecting", "choices", "known"]
+)
 def test_the_other_benchmarks_run(run, tmp_path, name):
     code, _, err = run(name, "--rounds", "1", "--json", tmp_path / "found.json")
     assert code == 0, err

@@ -17,6 +17,7 @@ import passlora.serving  # noqa: F401
 from passlora import Config, PassLora, PassloraError, train
 from passlora.folder import saving
 from passlora.folder.manifest import read_manifest
+from passlora.hub import pull
 
 BORN = {
     "passlora": ["--lift_width", "60"],
@@ -129,3 +130,25 @@ def test_what_is_stored_is_sums_and_no_image(data, tmp_path, cli):
 def test_a_new_model_of_a_preset_by_name_keeps_its_budget():
     assert PassLora.create(**SMALL).learner.config.training.num_train_epochs == 3
     assert PassLora.create(**SMALL, preset="pass").learner.config.training.num_train_epochs == 15
+
+
+def test_views_of_a_model_that_reads_four(data, tmp_path, cli):
+    assert cli("learn", tmp_path / "m", "--data", data / "first", *SMALL_FLAGS, *BORN["passlora"])[0] == 0
+    image = next((data / "first" / "test" / "digit 1").iterdir())
+    answers = [cli("predict", tmp_path / "m", image, *views)[1] for views in ([], ["--views", "4"])]
+    assert answers[0] == answers[1] and "digit" in answers[0]
+    code, _, err = cli("predict", tmp_path / "m", image, "--views", "1")
+    assert code == 2 and "views must be 4, which the model's classifier reads" in err
+
+
+def test_help_tells_what_a_new_model_is(cli):
+    _, out, _ = cli("learn", "--help")
+    text = " ".join(out.split())
+    assert "(default: passlora for a new model)" in text and "(default: auto for a new model)" in text
+    assert "(default: 3 for a new model, else as the model was last taught)" in text
+
+
+def test_nothing_is_fetched_of_a_task_that_was_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(pull, "download", lambda *names: pytest.fail("fetched"))
+    monkeypatch.setattr(pull, "sizes", lambda *names: None)
+    pull.Source(tmp_path, tmp_path, "ann/x", "main").fetch([])

@@ -81,6 +81,16 @@ def test_a_compared_preset_decides_its_own_switches_and_keeps_the_budget():
     assert make(covariance="diag").as_preset("finetune").method.covariance == "radius", "without effect there"
 
 
+def test_presets_of_a_head_and_of_sums_beside_each_other():
+    """The budget is the run's; what makes a classifier is its preset's."""
+    budget = {"num_train_epochs": 20, "learning_rate": 0.01, "keep_tasks": "last"}
+    sums = make(**budget).as_preset("passlora")
+    assert sums.method.classifier == "slda" and sums.training.learning_rate == 0.01
+    assert (sums.training.num_train_epochs, sums.training.keep_tasks) == (20, "last")
+    frozen = make(preset="passlora", adapt_tasks="none", lift="relu", compare=["pass++"])
+    assert frozen.as_preset("pass++").method == make().method
+
+
 def test_what_is_compared_is_checked_at_the_start():
     with pytest.raises(PassloraError, match=r"^compare pass\+\+: inference multiview needs rotations"):
         make(preset="pass", sst=False, compare=["finetune", "pass++"])
@@ -239,7 +249,8 @@ def test_the_embedded_default_is_the_digits_recipe():
     path = Path(__file__).parent.parent / "recipes/mini/digits.yaml"
     assert load(None, {}).flat() == load(str(path), {}).flat() == Config.make(**DEFAULT_RECIPE).flat()
     assert load(None, {}).training.compare == ["passlora", "finetune"]
-    assert load(None, {"preset": "finetune"}).training.compare == []
+    assert load(None, {"preset": "finetune"}).training.compare == ["passlora"], "no run beside itself"
+    assert load(str(path), {"preset": "passlora"}).training.compare == ["finetune"]
     assert load(None, {"num_tasks": "5"}).scenario.task_sizes is None
 
 
@@ -323,9 +334,7 @@ def test_the_defaults_that_stored_models_rely_on():
 def test_stored_settings_read_back_whatever_the_preset_means_later(preset, monkeypatch):
     config = make(preset=preset, seeds=[1, 2], lora_r=2, compare=["lwf-kd" if preset != "lwf-kd" else "pass"])
     stored = config.differing()
-    assert (
-        stored["preset"] == preset and stored["lora_r"] == 2 and ("learning_rate" in stored) == (preset == "passlora")
-    )
+    assert stored["preset"] == preset and stored["lora_r"] == 2 and "learning_rate" not in stored
     assert Config.from_settings(stored).flat() == config.flat()
     monkeypatch.setitem(PRESETS, preset, {"kd_weight": 77.0})
     assert Config.from_settings(stored).flat() == config.flat()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from passlora.config import MethodConfig
 from passlora.method import discriminant, feature_map
-from passlora.method.classifiers import make_classifier, ridge
+from passlora.method.classifiers import make_classifier, moments, ridge
 from passlora.method.discriminant import (
     STRENGTHS,
     Spectrum,
@@ -246,6 +246,27 @@ def test_the_temperature_makes_it_as_sure_as_it_is_right(name):
     gap = abs(float(scores.softmax(dim=1).amax(dim=1).mean()) - right)
     raw = scores * classifier.temperature()
     assert gap < 0.07 < abs(float(raw.softmax(dim=1).amax(dim=1).mean()) - right)
+
+
+@pytest.mark.parametrize("name", ["slda", "ridge"])
+def test_a_class_of_one_image_says_nothing_of_the_temperature(name):
+    """Left out, nothing is left of it: it would only say that nothing can be known."""
+    options = {"shrinkage": "error"} if name == "slda" else {}
+    classifier = make_classifier(6, method(name, **options))
+    z, classes = draw([1] * 5)
+    classifier.grow(5)
+    classifier.fit_task(of_tensors(z.float(), classes))
+    assert classifier.temperature() == 1.0 and classifier.scores(z.float()[:, None], "single").isfinite().all()
+
+
+def test_what_is_left_out_is_of_every_class(monkeypatch):
+    """Also where the images come in turns, a class each."""
+    monkeypatch.setattr(moments.Sample, "MOST", 60)
+    z, classes = torch.zeros(600, 3), torch.arange(600) % 10
+    sample = moments.Sample(of_tensors(z, classes))
+    list(sample.features)
+    ((_, chosen),) = sample.parts
+    assert len(chosen) == 60 and len(chosen.unique()) == 10
 
 
 # --- lifts -------------------------------------------------------------------------------------------------------

@@ -39,7 +39,13 @@ def blind(tmp_path_factory):
     state["patch_embed.proj.weight"].zero_()
     file = tmp_path_factory.mktemp("blind") / "blind.safetensors"
     save_file(state, file)
-    training = {"lora_r": 0, "learning_rate": 0.003, "num_train_epochs": 8, "lr_milestones": [7]}
+    training = {
+        "lora_r": 0,
+        "learning_rate": 0.003,
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 8,
+        "lr_milestones": [7],
+    }
     return {"model_name_or_path": str(file), "model_architecture": "test_vit", "image_size": 32, **training}
 
 
@@ -81,6 +87,27 @@ def test_too_few_classes_to_tell(tmp_path, cli):
     assert read_manifest(tmp_path / "m").settings["adapt_tasks"] == "none"
     code, out, _ = cli("info", tmp_path / "m", "--json")
     assert json.loads(out)["settings"]["preset"] == "passlora", "what learn starts a model with"
+
+
+def test_a_trial_that_diverges_leaves_the_backbone_as_it_is(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "passlora")
+    data = write_digits(tmp_path / "data", [0, 1, 2, 3], 4)
+    model = PassLora.create(
+        **SMALL, learning_rate=1e30, num_train_epochs=2, per_device_train_batch_size=4, lift_width=20
+    )
+    before = {name: tensor.clone() for name, tensor in model.learner.network.backbone.state().items()}
+    model.learn(data)
+    assert any("it stays as it is: the loss is no longer finite" in line for line in caplog.messages)
+    assert model.learner.config.method.adapt_tasks == "none"
+    assert all(torch.equal(t, before[name]) for name, t in model.learner.network.backbone.state().items())
+
+
+def test_a_class_of_one_image_is_not_asked(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "passlora")
+    data = write_digits(write_digits(tmp_path / "data", [0, 1, 2, 3], 4), [4, 5], 1)
+    model = PassLora.create(**SMALL, num_train_epochs=1, lift_width=20)
+    model.learn(data)
+    assert sum(line.startswith("adapting the backbone") for line in caplog.messages) == 1, "the others were"
 
 
 def test_what_is_trained_on_is_not_asked():

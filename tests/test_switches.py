@@ -18,7 +18,7 @@ def make(**flat):
 
 FROZEN = {"preset": "slda"}
 WITHOUT_EFFECT = {  # what is given, though nothing reads it
-    "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all or first"),
+    "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all, first or auto"),
     "temperature": ({"preset": "lwf-mc", "temperature": 0.5}, "--new_loss softmax"),
     "proto_aug": ({**FROZEN, "proto_aug": "implicit"}, "--adapt_tasks all"),
     "kd_weight": ({"preset": "fetril", "kd_weight": 10.0}, "--adapt_tasks all"),

@@ -14,7 +14,14 @@ from passlora.config.data import DataConfig, ReadingSettings, ScenarioConfig
 from passlora.config.load import LOCAL_DATA, is_local, load, read_yaml, without_data_path
 from passlora.config.method import NEEDS, NUM_ROTATIONS, ROTATED_INFERENCE, MethodConfig, MethodSettings
 from passlora.config.model import ModelConfig, ModelSettings
-from passlora.config.presets import DEFAULT_RECIPE, LEARN_PRESET, PRESETS, for_learning, register_preset
+from passlora.config.presets import (
+    DEFAULT_RECIPE,
+    LEARN_PRESET,
+    LEARN_SUMS,
+    PRESETS,
+    for_learning,
+    register_preset,
+)
 from passlora.config.registry import CLASSIFIERS, load_plugins, register_classifier_name
 from passlora.config.training import TrainingConfig, TrainingSettings
 from passlora.config.values import describe, hub_id, is_list, is_repo_id, type_name
@@ -25,6 +32,7 @@ __all__ = [
     "FIELDS",
     "GROUPS",
     "LEARN_PRESET",
+    "LEARN_SUMS",
     "LOCAL_DATA",
     "NEEDS",
     "NUM_ROTATIONS",

@@ -186,6 +186,9 @@ def under_preset(given: Mapping[str, Any], preset: str) -> dict[str, Any]:
     preset = coerce("preset", preset, FIELDS["preset"].type)
     old, new = preset_values(given.get("preset", DEFAULT_PRESET)), preset_values(preset)
     kept = {k: v for k, v in given.items() if k not in new and not (k in old and old[k] == v)}
+    if "classifier" not in new:  # a trained head, whatever read the features before
+        kept.pop("classifier", None)
+        kept.pop("adapt_tasks", None)
     if "classifier" in new:
         kept.pop("extra_inference", None)
     elif "extra_inference" in kept and not new.get("sst", True):

@@ -28,8 +28,8 @@ def load(path: str | None, overrides: Mapping[str, Any]) -> Config:
         base = dict(DEFAULT_RECIPE)
         if "num_tasks" in overrides or "base_classes" in overrides:
             base.pop("task_sizes")  # the command line chose another split
-        if overrides.get("preset") in base["compare"]:
-            base.pop("compare")  # no run beside itself
+    if base.get("compare"):  # no run beside itself
+        base["compare"] = [preset for preset in base["compare"] if preset != overrides.get("preset")]
     return Config.make(**{**base, **overrides})
 
 

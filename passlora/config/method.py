@@ -159,11 +159,11 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
 
 # Switches that need others to have an effect: which, whether that is so (or the switch is off), and what they need.
 NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
-    (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all or first"),
+    (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all, first or auto"),
     (
         ("temperature",),
         lambda m: m.adapt_tasks != "none" and m.new_loss == "softmax",
-        "--adapt_tasks all or first, and --new_loss softmax",
+        "--adapt_tasks all, first or auto, and --new_loss softmax",
     ),
     (("proto_aug",), lambda m: m.adapt_tasks == "all" or m.proto_aug == "none", "--adapt_tasks all"),
     (("kd_weight",), lambda m: m.adapt_tasks == "all" or m.kd_weight == 0, "--adapt_tasks all"),

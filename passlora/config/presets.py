@@ -39,19 +39,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lift": "fourier",
         "shrinkage": "error",
         "adapt_tasks": "auto",
-        # of the first task, if it adapts
-        "num_train_epochs": 3,
-        "lr_milestones": [2],
-        "learning_rate": 0.002,
-        "per_device_train_batch_size": 16,
-        "keep_tasks": "recent",
     },
 }
 Preset = Annotated[str, NameIn(PRESETS)]
 
 LEARN_PRESET = "passlora"  # of a model that `passlora learn` starts
-# The budget of its tasks, where the preset has none: small batches, since steps count and folders are small.
-LEARN_BUDGET: dict[str, Any] = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
+# How it is taught. A trained head: small batches, since steps count and folders are small.
+LEARN_TRAINED: dict[str, Any] = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
+# The preset passlora: of the first lesson, if it adapts; a task's sums are large, so that not every one is kept.
+LEARN_SUMS: dict[str, Any] = {
+    "per_device_train_batch_size": 16,
+    "num_train_epochs": 3,
+    "lr_milestones": [2],
+    "learning_rate": 0.002,
+    "keep_tasks": "recent",
+}
 
 # What `passlora train` runs when it is given neither a recipe nor a dataset. recipes/mini/digits.yaml says the same.
 DEFAULT_RECIPE: dict[str, Any] = {
@@ -72,8 +74,7 @@ DEFAULT_RECIPE: dict[str, Any] = {
 def for_learning(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a new model is made of: as asked for, else by the preset and the budget of `passlora learn`."""
     preset = given.get("preset", LEARN_PRESET)
-    own = PRESETS.get(preset, {})
-    return {"preset": preset, **{name: v for name, v in LEARN_BUDGET.items() if name not in own}, **given}
+    return {**(LEARN_SUMS if preset == LEARN_PRESET else LEARN_TRAINED), "preset": preset, **given}
 
 
 def register_preset(name: str, settings: Mapping[str, Any]) -> None:

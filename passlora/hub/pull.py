@@ -35,7 +35,7 @@ class Source:
             return
         with talking_about(self.repo_id):
             there = sizes(self.repo_id, self.commit)
-            for name in names or model_files(read_manifest(self.folder)):
+            for name in model_files(read_manifest(self.folder)) if names is None else names:
                 if there is None or name in there:
                     download(self.repo_id, name, self.commit)
 

@@ -22,13 +22,15 @@ BANDWIDTH = 3.0  # of the Fourier lift, for features of unit length: docs/beyond
 @functools.lru_cache(maxsize=8)
 def gaussian(rows: int, columns: int) -> Tensor:
     """Independent standard normal numbers, the same for ever."""
-    return torch.from_numpy(np.random.RandomState(0).standard_normal((rows, columns))).float()
+    with torch.inference_mode(False):  # they are kept, also for whoever computes gradients later
+        return torch.from_numpy(np.random.RandomState(0).standard_normal((rows, columns))).float()
 
 
 @functools.lru_cache(maxsize=8)
 def phases(count: int) -> Tensor:
     """Independent angles."""
-    return torch.from_numpy(np.random.RandomState(1).uniform(0, 2 * math.pi, count)).float()
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.random.RandomState(1).uniform(0, 2 * math.pi, count)).float()
 
 
 def relu_lift(x: Tensor, width: int) -> Tensor:

@@ -57,7 +57,7 @@ class PassLora:
     @classmethod
     def create(cls, **settings: Unpack[NewModelSettings]) -> PassLora:
         """A model that knows no class yet; `settings` are the keys of docs/configuration.md."""
-        return cls.from_config(Config.make(**for_learning(settings), num_tasks=1, task_sizes=None))
+        return cls.from_config(Config.make(**{**for_learning(settings), "num_tasks": 1, "task_sizes": None}))
 
     @classmethod
     def from_config(cls, config: Config, accelerator: Any = None) -> PassLora:
@@ -179,6 +179,12 @@ class PassLora:
 
     def _mode(self, views: int | None) -> str:
         method = self.learner.config.method
+        if views in (None, method.classifier_views) and method.classifier_views > 1:
+            return method.inference
+        if method.classifier_views > 1:
+            raise PassloraError(
+                f"views must be {method.classifier_views}, which the model's classifier reads, got {views}"
+            )
         if views is None:
             return method.inference
         if views not in (1, method.num_views):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from passlora.data.batches import TaskData
+from passlora.errors import DivergedError
 from passlora.method.discriminant import left_out_right
 from passlora.training.steps import Hooks, TaskTraining
 
@@ -29,17 +30,23 @@ log = logging.getLogger(__name__)
 def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> bool:
     """The backbone is what it was before when this is done."""
     data = numbered_from_0(data)
-    sizes, asked = np.bincount(data.classes[data.rows], minlength=classes), np.arange(classes) % 2 == 1
-    if asked.sum() < 2 or sizes.min() < 2:
+    sizes = np.bincount(data.classes[data.rows], minlength=classes)
+    asked = (np.arange(classes) % 2 == 1) & (sizes > 1)  # a class of one image is nothing without it
+    if asked.sum() < 2:
         log.info("the backbone stays as it is: whether adapting it pays takes four classes of two images to tell")
         return False
     backbone = learner.network.backbone
     before = {name: tensor.detach().clone() for name, tensor in backbone.state().items()}
     frozen = right_answers(learner, data, classes, asked)
-    training: TaskTraining = learner.training_of(every_other(data), int((~asked).sum()))
-    training.run(Hooks(name=f"{name}, trying to adapt"))
-    adapted = right_answers(learner, data, classes, asked)
-    backbone.load_state(before)
+    training: TaskTraining = learner.training_of(every_other(data), -(-classes // 2))
+    try:
+        training.run(Hooks(name=f"{name}, trying to adapt"))
+        adapted = right_answers(learner, data, classes, asked)
+    except DivergedError as error:
+        log.info(f"adapting the backbone does not pay, it stays as it is: {error}")
+        return False
+    finally:
+        backbone.load_state(before)
     gained, lost = (int(learner.add_up(part.sum())) for part in (adapted & ~frozen, frozen & ~adapted))
     pays = gained - lost > DEVIATIONS * math.sqrt(gained + lost)
     shares = [100 * int(learner.add_up(part.sum())) / sizes[asked].sum() for part in (frozen, adapted)]

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from passlora.config import Config
 from passlora.data.batches import Batch, TaskData, TrainPlans, generator
 from passlora.display.progress import is_seen, progress
-from passlora.errors import PassloraError
+from passlora.errors import DivergedError, PassloraError
 from passlora.method.classifiers import Head
 from passlora.method.memory import Memory
 from passlora.method.objective import Losses, Teacher, objective
@@ -200,5 +200,5 @@ def epoch_log(task: int, epoch: int, learning_rate: float, history: list[Tensor]
     table = torch.stack(history).cpu().double()
     means = dict(zip(LOSS_NAMES, table.mean(dim=0).tolist(), strict=True))
     if not all(map(math.isfinite, means.values())):
-        raise PassloraError(f"the loss is no longer finite in task {task}, epoch {epoch + 1}: lower --learning_rate")
+        raise DivergedError(f"the loss is no longer finite in task {task}, epoch {epoch + 1}: lower --learning_rate")
     return EpochLog(task, epoch, learning_rate, means, table[:, 0].tolist())

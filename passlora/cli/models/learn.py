@@ -11,7 +11,7 @@ from passlora import files
 from passlora.cli.arguments import FOLDER, READING, add_command, add_data, add_model, reading_settings
 from passlora.cli.flags import add_flags, chosen_flags
 from passlora.cli.output import warn
-from passlora.config import FIELDS, LEARN_PRESET, Config, for_learning, hub_id
+from passlora.config import FIELDS, LEARN_PRESET, LEARN_SUMS, PRESETS, Config, describe, for_learning, hub_id
 from passlora.display.tables import table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError
@@ -43,7 +43,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="classes the model knows already (default: error)",
     )
     defaults = dict.fromkeys((*BUDGET, *AUGMENTATION), "as the model was last taught")
-    defaults["preset"] = f"{LEARN_PRESET} for a new model"
+    new = {"preset": LEARN_PRESET, **PRESETS[LEARN_PRESET], **LEARN_SUMS}
+    for name, value in new.items():
+        before = ", else as the model was last taught" if name in BUDGET else ""
+        defaults[name] = f"{describe(value)} for a new model{before}"
     add_flags(parser, (*BORN_WITH, *READING, *AUGMENTATION, *TEACHING), defaults)
     return parser
 

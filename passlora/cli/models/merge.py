@@ -22,8 +22,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         choices=["timm", "transformers"],
         default="timm",
         help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
-        "pipeline('image-classification', model='OUT') does, after import passlora, with the ensemble of rotations "
-        "inside (default: timm)",
+        "pipeline('image-classification', model='OUT') does, after import passlora.serving, with all views inside "
+        "(default: timm)",
     )
     add_task_flags(parser)
     return parser
@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "timm":
         print(f"saved in {out}; read it with timm.create_model('local-dir:{out}', pretrained=True)")
     else:
-        print(f"saved in {out}; after import passlora, read it with pipeline('image-classification', model='{out}')")
+        print(f"saved in {out}; import passlora.serving, then pipeline('image-classification', model='{out}') reads it")
     return 0

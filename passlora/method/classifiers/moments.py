@@ -106,10 +106,12 @@ class Sample:
     MOST = 1000
 
     def __init__(self, features: TaskFeatures) -> None:
-        self.every = -(-features.num_images // self.MOST)
+        count = features.num_images
+        self.chosen = torch.zeros(count, dtype=torch.bool)
+        self.chosen[torch.randperm(count, generator=torch.Generator().manual_seed(0))[: self.MOST]] = True
         self.features = features.watched(self._look)
         self.parts: list[tuple[Tensor, Tensor]] = []
 
     def _look(self, z: Tensor, classes: Tensor, places: Tensor) -> None:
-        chosen = (places % self.every == 0).cpu()
+        chosen = self.chosen[places.cpu()]
         self.parts.append((z.cpu()[chosen], classes.cpu()[chosen]))

@@ -41,10 +41,12 @@ class Ridge(Moments):
         values, vectors = torch.linalg.eigh(self.whole())
         inverses = [1 / (values.clamp(min=0) + strength * values.mean()) for strength in STRENGTHS]
         means, counts = self.means.cpu() @ vectors, self.counts.cpu()
-        right, losses = torch.zeros_like(self.right), torch.zeros(len(STRENGTHS), len(self.temperature_losses))
+        right = torch.zeros_like(self.right)
+        losses = torch.zeros(len(STRENGTHS), len(self.temperature_losses), dtype=right.dtype)
         for z, task_classes in sample.parts:
             classes = task_classes + self.num_classes - features.num_classes
-            x = self.map(z).double() @ vectors
+            others = counts[classes] > 1  # of the same class: without them nothing would be left of it
+            x, classes = self.map(z[others]).double() @ vectors, classes[others]
             for i, inverse in enumerate(inverses):
                 scores = left_out_scores(x, classes, means, counts, inverse)
                 right[i] += (scores.argmax(dim=1) == classes).sum()
