@@ -159,6 +159,9 @@ def test_an_accuracy_over_some_classes_is_called_that(tmp_path):
     assert "model-index" not in front_matter(text)
 
 
+SUMS = "the mean of each class's features and one matrix of their products, summed over the images of all classes"
+
+
 @pytest.mark.parametrize(
     ("preset", "words"),
     [
@@ -175,13 +178,15 @@ def test_an_accuracy_over_some_classes_is_called_that(tmp_path):
         ("simplecil", "an adapter and one mean feature vector a class. No image"),
         ("fetril", "an adapter and one mean feature vector a class and a linear SVM. No image"),
         ("ncm", "one mean feature vector a class. No image"),
-        ("slda", "one mean feature vector a class and one covariance of all classes together. No image"),
+        ("slda", f"{SUMS}. No image"),
+        ("klda", f"{SUMS} (of random functions of the features of 1 view of an image). No image"),
+        ("fecam", "one mean feature vector and one covariance a class. No image"),
     ],
 )
 def test_what_is_stored_is_that_of_the_classifier(tmp_path, preset, words):
     text = render(tmp_path, manifest(preset=preset), "ann/x")
     assert f"For each task {words}" in text
-    is_frozen = preset in ("ncm", "slda")
+    is_frozen = preset in ("ncm", "slda", "klda", "fecam")
     assert ("whose weights stay as they are" in text) == is_frozen
     assert ("LoRA adapters of rank 4" in text) == ("lora" in front_matter(text)["tags"]) == (not is_frozen)
 

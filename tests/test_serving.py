@@ -137,6 +137,7 @@ print(pipeline("image-classification", model=sys.argv[1])(Image.new("RGB", (30, 
     assert said.count("'label'") == 10 and "PassLoraImageProcessor" in said
 
 
+@pytest.mark.slow
 def test_importing_passlora_leaves_transformers_alone_and_the_folder_says_what_to_import(merged):
     (own_words,) = re.findall(r"```python\n(.*?)```", (merged / "README.md").read_text(), re.S)
     before = """
