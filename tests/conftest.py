@@ -60,10 +60,13 @@ def pytest_unconfigure():
     gc.unfreeze()  # some libraries count what they leave behind
 
 
+LONG = ("test_lifecycle", "test_reproduce", "test_page", "test_baselines", "test_format1", "test_run", "test_beyond")
+
+
 def pytest_collection_modifyitems(items):
-    """Files with slow tests first: a worker takes whole files, and none should start a long one at the end."""
+    """Long files first: a worker takes whole files, and none should start a long one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, item.path.stem not in LONG))
 
 
 SMALL = {"model_name_or_path": "test_vit", "pretrained": False, "image_size": 32}  # a tenth of the bundled one's time

@@ -76,7 +76,17 @@ def test_lwf_mc_against_sums_by_hand(logits_case):
 # --- in a run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["lwf", "lwf-mc", "ncm", "slda", "simplecil", "fetril", "fecam"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *(pytest.param(preset, marks=pytest.mark.slow) for preset in ("lwf", "lwf-mc")),
+        "ncm",
+        "slda",
+        "simplecil",
+        "fetril",
+        "fecam",
+    ],
+)
 def test_every_baseline_runs_on_real_digits_and_makes_a_model(tiny, tmp_path, caplog, preset):
     caplog.set_level(logging.INFO, "passlora")
     budget = {"max_train_per_class": 12, "max_test_per_class": 10, "num_train_epochs": 4, "lr_milestones": [3]}
