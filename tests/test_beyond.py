@@ -149,6 +149,11 @@ def test_help_tells_what_a_new_model_is(cli):
 
 
 def test_nothing_is_fetched_of_a_task_that_was_not_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(pull, "download", lambda *names: pytest.fail("fetched"))
+    fetched = []
+    monkeypatch.setattr(pull, "download", lambda repo_id, name, revision: fetched.append(name))
     monkeypatch.setattr(pull, "sizes", lambda *names: None)
-    pull.Source(tmp_path, tmp_path, "ann/x", "main").fetch([])
+    source = pull.Source(tmp_path, tmp_path, "ann/x", "main")
+    source.fetch([])
+    assert fetched == []
+    source.fetch(["task_00/settings.json"])
+    assert fetched == ["task_00/settings.json"]
