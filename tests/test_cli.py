@@ -124,17 +124,22 @@ FAST = ["--max_train_per_class", "2", "--max_test_per_class", "1", "--num_train_
 TINY = ["--model_name_or_path", "test_vit", "--pretrained", "false", "--image_size", "32"]
 
 
-def test_train_as_a_process(tmp_path, cli, monkeypatch):
+@pytest.mark.slow
+def test_train_as_a_process(tmp_path):
     """`python -m passlora train` runs the embedded default, here with less to compute; not a terminal: no bars."""
-    flags = [*FAST, *TINY, "--compare", "none"]
-    command = [sys.executable, "-m", "passlora", "train", *flags]
+    command = [sys.executable, "-m", "passlora", "train", *FAST, *TINY, "--compare", "none"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "runs/digits/results.json").read_text())
-    assert results["task_sizes"] == [4, 2, 2, 2] and results["compare"] == {}
     assert "step/s" not in done.stderr and "Warning" not in done.stderr
     assert "saved in runs/digits" in done.stdout
+
+
+def test_the_default_run_and_the_same_again(tmp_path, cli, monkeypatch):
+    flags = [*FAST, *TINY, "--compare", "none"]
     monkeypatch.chdir(tmp_path)
+    assert cli("train", *flags)[0] == 0
+    results = json.loads((tmp_path / "runs/digits/results.json").read_text())
+    assert results["task_sizes"] == [4, 2, 2, 2] and results["compare"] == {}
     code, out, _ = cli("train", *flags)
     assert code == 0 and out.count("finished already") == 1
     code, _, err = cli("train", *flags, "--kd_weight", "3")

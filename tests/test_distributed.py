@@ -1,6 +1,6 @@
 """Real processes over a real rendezvous: the numbers must be those of one process.
 
-The fast tests read what some_processes.py brought back, which forks processes that meet as those of torchrun do; the
+Most read what some_processes.py brought back, which forks processes that meet as those of torchrun do; some of the
 slow ones are launched by torchrun and accelerate themselves.
 """
 
@@ -60,6 +60,8 @@ FLAGS = {
 
 # The first lesson has the four classes that deciding whether to adapt takes.
 FITTED = {"fetril": ["--num_train_epochs", 1], "passlora": ["--lift_width", 30]}
+# What the default tests try of these; the others come with the slow ones.
+QUICK_FLAGS, QUICK_FITTED = "batch norm, accumulation", "passlora"
 
 
 def numbers(folder):
@@ -95,40 +97,63 @@ def job(name, place, *argv, processes=2, batch=None, **options):
     return {"name": name, "argv": [*map(str, argv), *place, *size], "processes": processes, **options}
 
 
-def make_jobs(folder):
-    """Each a command, on so many processes."""
-    for name, flags in FLAGS.items():
-        for processes in (1, 2):
-            place = ["--output_dir", str(folder / f"{name} {processes}")]
-            yield job(f"{name} {processes}", place, *QUICK_RUN, *flags, processes=processes)
+def runs(folder, name):
+    """A run with the flags of that name, by one process and by two."""
+    for processes in (1, 2):
+        place = ["--output_dir", str(folder / f"{name} {processes}")]
+        yield job(f"{name} {processes}", place, *QUICK_RUN, *FLAGS[name], processes=processes)
+
+
+def lessons(folder, preset):
+    """Two lessons of a preset whose classifier is fitted, by one process and by two."""
     for lesson, names in (("first", ("cat", "dog", "emu", "fox")), ("second", ("owl",))):
         image_files(folder / lesson, classes=names, size=(20, 20), count=5)
-    for preset, more in FITTED.items():
-        for processes in (1, 2):
-            for lesson in ("first", "second"):
-                born = [] if lesson == "second" else ["--preset", preset, *QUICK, *more]
-                place = ["--data", str(folder / lesson)]
-                name = f"{preset} {processes}"
-                yield job(f"{name} {lesson}", place, "learn", folder / name, *born, processes=processes)
-    yield {"name": "batch statistics", "argv": ["two_resnets", "test_resnet"], "processes": 2}
+    for processes in (1, 2):
+        for lesson in ("first", "second"):
+            born = [] if lesson == "second" else ["--preset", preset, *QUICK, *FITTED[preset]]
+            place = ["--data", str(folder / lesson)]
+            name = f"{preset} {processes}"
+            yield job(f"{name} {lesson}", place, "learn", folder / name, *born, processes=processes)
+
+
+def quick_jobs(folder):
+    """Each a command, on so many processes."""
+    yield from runs(folder, QUICK_FLAGS)
+    yield from lessons(folder, QUICK_FITTED)
     photographs = image_files(folder / "photographs", size=(80, 70))
     damage_the_last_test_image(photographs)
     learn = ["learn", folder / "damaged", "--preset", "slda", *QUICK, "--dataloader_num_workers", 0]
     yield job("damaged", ["--data", str(photographs)], *learn)
+    place = ["--output_dir", str(folder / "DeepSpeed")]
+    yield job("DeepSpeed", place, *QUICK_RUN, env={"ACCELERATE_USE_DEEPSPEED": "true"})
+
+
+def more_jobs(folder):
+    for name in FLAGS.keys() - {QUICK_FLAGS}:
+        yield from runs(folder, name)
+    for preset in FITTED.keys() - {QUICK_FITTED}:
+        yield from lessons(folder, preset)
+    yield {"name": "batch statistics", "argv": ["two_resnets", "test_resnet"], "processes": 2}
     cut_off = [*QUICK_RUN, "--preset", "finetune", "--save_steps", 1]
     place = ["--output_dir", str(folder / "cut off")]
     yield job("cut off", place, *cut_off, die_after=2)
     yield job("cut off, on one", place, *cut_off, processes=1, batch=3)
     yield job("cut off, on two", place, *cut_off)
     yield job("never cut off", ["--output_dir", str(folder / "never cut off")], *cut_off)
-    place = ["--output_dir", str(folder / "DeepSpeed")]
-    yield job("DeepSpeed", place, *QUICK_RUN, env={"ACCELERATE_USE_DEEPSPEED": "true"})
 
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory):
+    return do_all(quick_jobs, tmp_path_factory.mktemp("forked"))
+
+
+@pytest.fixture(scope="module")
+def forked_more(tmp_path_factory):
+    return do_all(more_jobs, tmp_path_factory.mktemp("forked_more"))
+
+
+def do_all(make_jobs, folder):
     """The folder, and what became of every job."""
-    folder = tmp_path_factory.mktemp("forked")
     jobs = list(make_jobs(folder))
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, str(HERE / "some_processes.py"), str(folder)]
@@ -142,9 +167,17 @@ def ended_well(found):
     return all(code == 0 for code in found["codes"]) or pytest.fail(str(found)[-3000:])
 
 
-@pytest.mark.parametrize("name", list(FLAGS))
-def test_two_processes_equal_one(forked, name):
-    folder, done = forked
+def quick_or_slow(names, quick):
+    """Values of a parameter, with the fixture that has done its jobs."""
+    return [
+        pytest.param(name, "forked") if name == quick else pytest.param(name, "forked_more", marks=pytest.mark.slow)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(("name", "fixture"), quick_or_slow(FLAGS, QUICK_FLAGS))
+def test_two_processes_equal_one(request, name, fixture):
+    folder, done = request.getfixturevalue(fixture)
     assert ended_well(done[f"{name} 1"]) and ended_well(done[f"{name} 2"])
     assert done[f"{name} 2"]["out"][0].count("pass++ task 0 of 0-1") == 1
     said = [line for line in done[f"{name} 2"]["out"][1].splitlines() if not line.startswith("[Gloo]")]  # torch's own
@@ -152,9 +185,9 @@ def test_two_processes_equal_one(forked, name):
     check_equal(folder / f"{name} 1", folder / f"{name} 2", 2 * (2 + 3))
 
 
-@pytest.mark.parametrize("preset", FITTED)
-def test_lessons_of_a_fitted_classifier_by_two_processes(forked, preset):
-    folder, done = forked
+@pytest.mark.parametrize(("preset", "fixture"), quick_or_slow(FITTED, QUICK_FITTED))
+def test_lessons_of_a_fitted_classifier_by_two_processes(request, preset, fixture):
+    folder, done = request.getfixturevalue(fixture)
     for lesson in ("first", "second"):
         assert ended_well(done[f"{preset} 1 {lesson}"]) and ended_well(done[f"{preset} 2 {lesson}"])
         assert done[f"{preset} 2 {lesson}"]["out"][0].count("learnt") == 1
@@ -164,9 +197,10 @@ def test_lessons_of_a_fitted_classifier_by_two_processes(forked, preset):
         torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_batch_statistics_agree_after_a_task(forked):
+@pytest.mark.slow
+def test_batch_statistics_agree_after_a_task(forked_more):
     """Student and teacher of a network with batch normalisation are the same on every process."""
-    _, done = forked
+    _, done = forked_more
     assert ended_well(done["batch statistics"])
     assert "student 0.0 teacher 0.0 moved True" in done["batch statistics"]["out"][0]
 
@@ -180,9 +214,10 @@ def test_a_damaged_test_photograph_ends_a_lesson_on_every_process(forked):
     assert read_manifest(folder / "damaged").classes == ["cat", "dog", "owl"]
 
 
-def test_a_task_goes_on_with_as_many_processes_only(forked):
+@pytest.mark.slow
+def test_a_task_goes_on_with_as_many_processes_only(forked_more):
     """The same seed means other batches with another number of them: the schedule would move unnoticed."""
-    folder, done = forked
+    folder, done = forked_more
     assert done["cut off"]["codes"][0] == 9
     assert done["cut off, on one"]["codes"] == [2]
     assert "processes was 2, is 1" in done["cut off, on one"]["err"][0]

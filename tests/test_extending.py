@@ -140,6 +140,7 @@ def run_page_tests(site):
     return python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", site, site / "test_gauss.py")
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass(site):
     done = run_page_tests(site)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
