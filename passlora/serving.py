@@ -29,7 +29,7 @@ from passlora.data.batches import as_input
 from passlora.errors import PassloraError
 from passlora.method.feature_map import LIFTS, FeatureMap
 from passlora.method.views import class_scores, rotate
-from passlora.network.backbone import as_pixel, prepare
+from passlora.network.backbone import as_pixel, check_blocks, class_tokens, prepare
 from passlora.network.factory import rebuild
 
 README = """# A model merged by passlora
@@ -55,6 +55,7 @@ class PassLoraConfig(PretrainedConfig):
         architecture: str = "deit_small_patch16_224",
         architecture_args: dict[str, Any] | None = None,
         feature_dim: int = 384,
+        feature_blocks: int = 1,  # of a transformer, whose class tokens are the features, side by side
         num_views: int = 4,
         inference: str = "multiview",
         unit_length: bool = False,  # features are brought to length 1 before the head
@@ -66,13 +67,14 @@ class PassLoraConfig(PretrainedConfig):
         super().__init__(**kwargs)
         self.architecture, self.architecture_args = architecture, architecture_args or {}
         self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
-        self.unit_length = unit_length
+        self.unit_length, self.feature_blocks = unit_length, feature_blocks
         self.classifier_views, self.lift, self.lift_width = classifier_views, lift, lift_width
         named = isinstance(architecture, str) and isinstance(self.architecture_args, dict)
         sized = isinstance(feature_dim, int) and 0 < feature_dim <= 2**16 and num_views in (1, NUM_ROTATIONS)
         answers = inference in ("multiview", "single", "vanilla") and isinstance(unit_length, bool)
         mapped = classifier_views in (1, NUM_ROTATIONS) and lift in ("none", *LIFTS)
         mapped = mapped and isinstance(lift_width, int) and (lift == "none" or 0 < lift_width <= 2**16)
+        sized = sized and isinstance(feature_blocks, int) and 0 < feature_blocks <= 64
         if not (named and sized and answers and mapped):
             raise PassloraError("the settings of this merged model are not ones that passlora writes")
 
@@ -88,6 +90,8 @@ class PassLoraForImageClassification(PreTrainedModel):
         self.map = FeatureMap(config.feature_dim, config.classifier_views, config.lift, config.lift_width)
         with torch.device("cpu"):  # not transformers' meta device: timm computes while it builds
             self.backbone = rebuild(config.architecture, config.architecture_args)
+            if config.feature_blocks > 1:
+                check_blocks(self.backbone, config.feature_blocks)
             self.head = nn.Linear(self.map.width, config.num_views * config.num_labels)
         self.post_init()
 
@@ -116,14 +120,18 @@ class PassLoraForImageClassification(PreTrainedModel):
         if not note.exists():
             note.write_text(README, encoding="utf-8")
 
+    def features(self, x: Tensor) -> Tensor:
+        blocks = self.config.feature_blocks
+        return self.backbone(x) if blocks == 1 else class_tokens(self.backbone, x, blocks)
+
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
         config = self.config
         if not self.map.is_plain:
-            z = self.backbone(rotate(pixel_values, self.map.views)).unflatten(0, (-1, self.map.views))
+            z = self.features(rotate(pixel_values, self.map.views)).unflatten(0, (-1, self.map.views))
             scores = self.head(self.map(z))
         else:
             views = 1 if config.inference == "single" else config.num_views
-            z = self.backbone(rotate(pixel_values, views))
+            z = self.features(rotate(pixel_values, views))
             logits = self.head(F.normalize(z, dim=1) if config.unit_length else z)
             scores = logits[:, :: config.num_views] if views == 1 else class_scores(logits, views, config.inference)
         loss = None if labels is None else F.cross_entropy(scores, labels)

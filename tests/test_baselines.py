@@ -56,7 +56,7 @@ def test_lwf_against_sums_by_hand(logits_case):
 def test_lwf_mc_against_sums_by_hand(logits_case):
     head, z, nodes, old = logits_case
     config = Config.make(num_tasks=1, preset="lwf-mc").method
-    losses = objective(head, z, nodes, None, Teacher(z, old), config)
+    losses = objective(head, z, nodes, None, Teacher(z, old), config, known=4)
 
     def binary(logit, target):
         p = 1 / (1 + math.exp(-logit))
@@ -124,7 +124,12 @@ def test_baselines_beside_a_run(small, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"classifier": "slda"}, "adapt_tasks"),
+        ({"classifier": "slda"}, "start from its --preset"),
+        ({"preset": "slda", "adapt_tasks": "all", "lift": "relu"}, "cannot follow a network"),
+        ({"preset": "ranpac", "adapt_tasks": "all"}, "cannot follow a network"),
+        ({"preset": "slda", "adapt_tasks": "all", "kd_weight": 1, "kd_on": "logits"}, "distils a trained head"),
+        ({"preset": "slda", "alignment": True}, "alignment true has no effect"),
+        ({"preset": "slda", "drift": "linear"}, "drift linear has no effect"),
         ({"adapt_tasks": "first"}, "adapt_tasks"),
         ({"preset": "slda", "inference": "multiview", "sst": True}, "reads plain features"),
     ],

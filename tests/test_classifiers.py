@@ -20,8 +20,8 @@ from passlora.method.classifiers.fetril import translate
 from passlora.method.classifiers.slda import oas_shrinkage
 from passlora.method.features import TaskFeatures, of_tensors
 
-LINEAR = ["ncm", "slda", "ridge", "fetril"]
-FITTED = [*LINEAR, "fecam"]
+LINEAR = ["ncm", "slda", "ridge", "fetril", "anacp"]
+FITTED = [*LINEAR, "fecam", "rgda"]
 TASKS = ((0, 1, 2), (3,), (4, 5))
 
 
@@ -272,7 +272,7 @@ def test_as_a_linear_layer_it_gives_the_scores(blobs, options):
         return
     classifier = taught(z=z, classes=classes, **options)
     linear = classifier.as_linear()
-    rows = x.double()
+    rows = x.double() if linear.map is None else linear.map(x[:, None]).double()
     if linear.unit_length:
         rows = rows / rows.norm(dim=1, keepdim=True)
     by_hand = rows @ linear.weight.double().T + linear.bias.double()

@@ -55,6 +55,10 @@ FITTED = (
     "acil",
     "ranpac",
     "klda",
+    "layup",
+    "anacp",
+    "rgda",
+    "joint-probe",
     "passlora",
 )  # on features, not trained
 
@@ -63,7 +67,7 @@ FITTED = (
 def test_presets_are_valid(preset):
     method = make(preset=preset).method
     assert method.sst == (preset in ("pass", "pass++"))
-    assert (method.kd_weight > 0) == (preset in ("pass", "pass++", "lwf-kd", "lwf", "lwf-mc"))
+    assert (method.kd_weight > 0) == (preset in ("pass", "pass++", "lwf-kd", "lwf", "lwf-mc", "sldc"))
     assert (method.classifier == "head") == (preset not in FITTED)
     assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
     assert method.hardness == (preset == "pass++")
@@ -179,7 +183,7 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"seed": -1}, "between 0"),
         ({"inference": "ncm"}, "inference ncm is called nearest_prototype since 0.2"),
         ({"extra_inference": ["single", "ncm"]}, "extra_inference ncm is called nearest_prototype since 0.2"),
-        ({"classifier": "slda"}, "another --classifier with --adapt_tasks first, none or auto"),
+        ({"classifier": "slda"}, "start from its --preset, or set --proto_aug none"),
         ({"classifier": "slad"}, "did you mean 'slda'"),
         ({"preset": ["pass"]}, "preset must be one of pass++, pass"),
         ({"preset": "slda", "sst": True}, "classifier slda reads plain features"),
@@ -280,6 +284,7 @@ PINNED = {
     "pretrained": True,
     "image_size": None,
     "feature_dim": None,
+    "feature_blocks": 1,
     "lora_r": 4,
     "lora_alpha": None,
     "lora_target_modules": "qkv",
@@ -288,6 +293,7 @@ PINNED = {
     "temperature": 1.0,
     "proto_aug": "explicit",
     "proto_aug_weight": 10.0,
+    "prototype_draws": 1,
     "prototype_views": 4,
     "prototype_augmented": False,
     "radius": "first",
@@ -299,6 +305,8 @@ PINNED = {
     "kd_weight": 10.0,
     "kd_on": "features",
     "new_loss": "softmax",
+    "drift": "none",
+    "alignment": False,
     "classifier": "head",
     "ncm_metric": "cosine",
     "classifier_views": 1,
@@ -317,6 +325,7 @@ PINNED = {
     "per_device_train_batch_size": 64,
     "gradient_accumulation_steps": 1,
     "learning_rate": 0.005,
+    "lr_later_tasks": 1.0,
     "weight_decay": 0.0,
     "lr_scheduler_type": "multistep",
     "lr_milestones": [6],

@@ -117,13 +117,14 @@ def test_a_preset_of_a_script():
 
 
 def test_help_and_errors_list_the_names():
-    assert type_name(FIELDS["classifier"].type) == "head|ncm|slda|ridge|fecam|fetril"
+    assert type_name(FIELDS["classifier"].type) == "head|ncm|slda|ridge|fecam|fetril|anacp|rgda|probe"
     assert type_name(FIELDS["preset"].type).startswith("pass++|pass|lwf-kd|")
     register_classifier_name("mine")
     register_classifier_name("mine")
     assert CLASSIFIERS.count("mine") == 1
     with pytest.raises(
-        PassloraError, match="head, ncm, slda, ridge, fecam, fetril, mine, or a name that an installed plugin adds"
+        PassloraError,
+        match="rgda, probe, mine, or a name that an installed plugin adds",
     ):
         Config.make(num_tasks=1, classifier="nothing")
     with pytest.raises(PassloraError, match="is no name"):

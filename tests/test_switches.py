@@ -20,6 +20,9 @@ FROZEN = {"preset": "slda"}
 WITHOUT_EFFECT = {  # what is given, though nothing reads it
     "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all, first or auto"),
     "temperature": ({"preset": "lwf-mc", "temperature": 0.5}, "--new_loss softmax"),
+    "drift": ({"preset": "fetril", "drift": "linear"}, "--adapt_tasks all"),
+    "alignment": ({**FROZEN, "alignment": True}, "--classifier head"),
+    "prototype_draws": ({"preset": "finetune", "prototype_draws": 4}, "--proto_aug explicit or implicit"),
     "proto_aug": ({**FROZEN, "proto_aug": "implicit"}, "--adapt_tasks all"),
     "kd_weight": ({"preset": "fetril", "kd_weight": 10.0}, "--adapt_tasks all"),
     "proto_aug_weight": ({"preset": "finetune", "proto_aug_weight": 3}, "--proto_aug explicit or implicit"),
@@ -62,8 +65,9 @@ def test_switches_that_do_go_together():
 METHOD = {name: knob for name, knob in FIELDS.items() if knob.group == "method" and name != "extra_inference"}
 CHOICES = {
     "preset": list(PRESETS),
-    "classifier": ["head", "ncm", "slda", "ridge", "fecam", "fetril"],
+    "classifier": ["head", "ncm", "slda", "ridge", "fecam", "fetril", "anacp", "rgda", "probe"],
     "lift_width": [100, 2000],
+    "prototype_draws": [1, 4],
     **{name: [True, False] for name, knob in METHOD.items() if knob.type is bool},
     **{name: [0.0, 0.5, 1.0] for name, knob in METHOD.items() if knob.type is float and name != "temperature"},
     "temperature": [0.5, 1.0],

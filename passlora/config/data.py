@@ -80,6 +80,7 @@ class ScenarioConfig:
     )
     base_classes: int | None = knob(None, "half-base: classes of the first task (none: half of all)")
     task_sizes: list[int] | None = knob(None, "classes of each task, in order, instead of a protocol")
+    joint: bool = knob(False, "all classes in one task, whatever the tasks are: a bound that sees every image at once")
     class_order_seed: int | None = knob(
         None, "shuffle the classes by numpy's RandomState of this seed (none: natural order)"
     )

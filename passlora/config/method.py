@@ -14,6 +14,7 @@ from passlora.errors import PassloraError
 Inference = Literal["multiview", "single", "vanilla", "nearest_prototype"]
 ROTATED_INFERENCE = ("multiview", "vanilla")
 NUM_ROTATIONS = 4
+FOLLOWING = ("head", "ncm", "slda")  # classifiers whose knowledge can be moved when the network has changed
 
 
 @dataclass
@@ -23,8 +24,8 @@ class MethodConfig:
     preset: Preset = knob(
         DEFAULT_PRESET,
         "starting point of the switches below: pass++, pass, passlora (docs/beyond.md), or a baseline: finetune, "
-        "lwf-kd (KD only), lwf, lwf-mc, and on features ncm, slda, simplecil, fetril, fecam, acil, ranpac, klda "
-        "(docs/baselines.md)",
+        "lwf-kd (KD only), lwf, lwf-mc, slca++, ssiat, sldc; on features ncm, slda, simplecil, fetril, fecam, acil, "
+        "ranpac, klda, layup, anacp, rgda; all classes at once, as a bound: joint, joint-probe (docs/baselines.md)",
     )
     sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
     temperature: float = knob(1.0, "divides the logits in training, never at inference")
@@ -32,6 +33,7 @@ class MethodConfig:
         "explicit", "prototype augmentation: sampled (Eq. 5), its upper bound (Eq. 10), or none"
     )
     proto_aug_weight: float = knob(10.0, "alpha, the weight of the loss on old classes (Eq. 12)")
+    prototype_draws: int = knob(1, "old nodes drawn a step, times the images of a batch")
     prototype_views: Literal[1, 4] = knob(4, "prototypes a class: 1 (0 degrees only) or 4 (one per rotation)")
     prototype_augmented: bool = knob(False, "average over train-augmented images instead of plain ones")
     radius: Literal["first", "running"] = knob("first", "radius from the first task (Eq. 7) or updated (Eq. 6)")
@@ -44,8 +46,18 @@ class MethodConfig:
     kd_on: Literal["features", "logits"] = knob(
         "features", "what the teacher is followed in: features, or the old nodes' outputs (LwF, LwF-MC)"
     )
-    new_loss: Literal["softmax", "binary"] = knob(
-        "softmax", "loss on new data: cross entropy over all nodes, or a binary one on each new node (LwF-MC)"
+    new_loss: Literal["softmax", "new_classes", "binary"] = knob(
+        "softmax",
+        "loss on new data: cross entropy over all nodes, over the nodes of the task's own classes alone (SLCA++), or a "
+        "binary one on each new node (LwF-MC)",
+    )
+    drift: Literal["none", "linear", "sdc"] = knob(
+        "none",
+        "after a task that trained the network, move what is kept of old classes as the new images' features moved: by "
+        "a linear map (SLDC), or by the features around each mean (semantic drift compensation)",
+    )
+    alignment: bool = knob(
+        False, "after each task, train the head on Gaussian samples of all classes (classifier alignment, SLCA)"
     )
     classifier: Classifier = knob(
         "head", "what reads the features: the trained head, or one that is fitted on features as they are"
@@ -85,6 +97,7 @@ class MethodConfig:
             at_least(name, getattr(self, name), 0)
         between("hard_mixing", self.hard_mixing, 0, 1)
         between("lift_width", self.lift_width, 1, 20_000)
+        between("prototype_draws", self.prototype_draws, 1, 1000)
 
     def check(self) -> None:
         """Refuse switches that contradict each other."""
@@ -112,12 +125,17 @@ class MethodConfig:
     @property
     def maps_features(self) -> bool:
         """Whether the classifier reads what a map makes of the features (passlora.method.feature_map)."""
-        return self.classifier not in ("head", "ncm", "fecam", "fetril")
+        return self.classifier not in ("head", "ncm", "fecam", "fetril", "rgda", "probe", "anacp")
 
     @property
     def uses_prototypes(self) -> bool:
         """Whether old classes are rehearsed from their prototypes."""
         return self.adapt_tasks == "all" and self.proto_aug != "none"
+
+    @property
+    def keeps_classes(self) -> bool:
+        """Whether a trained head learns from what is kept of old classes."""
+        return self.uses_prototypes or (self.alignment and self.classifier == "head")
 
     @property
     def uses_teacher(self) -> bool:
@@ -140,8 +158,22 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
         "prototype_views 4 needs rotations: set --prototype_views 1, or --sst true",
     ),
     (
-        lambda m: (m.classifier == "head") != (m.adapt_tasks == "all"),
-        "a trained head goes with --adapt_tasks all, another --classifier with --adapt_tasks first, none or auto",
+        lambda m: m.classifier == "head" and m.adapt_tasks != "all",
+        "a trained head goes with --adapt_tasks all",
+    ),
+    (
+        lambda m: m.adapt_tasks == "all" and (m.classifier not in FOLLOWING or (m.maps_features and m.lift != "none")),
+        "what the classifier {0.classifier} keeps cannot follow a network that every task trains: set --adapt_tasks "
+        "first, none or auto",
+    ),
+    (
+        lambda m: m.classifier != "head" and m.uses_prototypes,
+        "the classifier {0.classifier} is fitted, and rehearses no prototypes: start from its --preset, or set "
+        "--proto_aug none",
+    ),
+    (
+        lambda m: m.classifier != "head" and m.uses_teacher and m.kd_on == "logits",
+        "kd_on logits distils a trained head: set --kd_on features, or --classifier head",
     ),
     (
         lambda m: m.classifier != "head" and (m.sst or m.inference_modes != ["single"]),
@@ -162,15 +194,26 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
     (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all, first or auto"),
     (
         ("temperature",),
-        lambda m: m.adapt_tasks != "none" and m.new_loss == "softmax",
-        "--adapt_tasks all, first or auto, and --new_loss softmax",
+        lambda m: m.adapt_tasks != "none" and m.new_loss != "binary",
+        "--adapt_tasks all, first or auto, and --new_loss softmax or new_classes",
     ),
+    (
+        ("drift",),
+        lambda m: m.drift == "none" or (m.adapt_tasks == "all" and (m.classifier != "head" or m.keeps_classes)),
+        "--adapt_tasks all and, with a trained head, --alignment true or a --proto_aug",
+    ),
+    (("alignment",), lambda m: m.classifier == "head" or not m.alignment, "--classifier head"),
     (("proto_aug",), lambda m: m.adapt_tasks == "all" or m.proto_aug == "none", "--adapt_tasks all"),
     (("kd_weight",), lambda m: m.adapt_tasks == "all" or m.kd_weight == 0, "--adapt_tasks all"),
     (
-        ("proto_aug_weight", "radius", "covariance"),
+        ("proto_aug_weight", "prototype_draws"),
         lambda m: m.uses_prototypes,
         "--proto_aug explicit or implicit",
+    ),
+    (
+        ("radius", "covariance"),
+        lambda m: m.keeps_classes,
+        "--proto_aug explicit or implicit, or --alignment true",
     ),
     (
         ("hardness",),
@@ -198,7 +241,11 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
         lambda m: m.maps_features or (m.classifier_views == 1 and m.lift == "none"),
         "a --classifier that is fitted on sums, such as slda or ridge",
     ),
-    (("lift_width",), lambda m: m.maps_features and m.lift != "none", "a --lift"),
+    (
+        ("lift_width",),
+        lambda m: m.classifier == "anacp" or (m.maps_features and m.lift != "none"),
+        "a --lift, or --classifier anacp",
+    ),
 ]
 
 
@@ -210,6 +257,7 @@ class MethodSettings(TypedDict, total=False):
     temperature: float
     proto_aug: Literal["explicit", "implicit", "none"]
     proto_aug_weight: float
+    prototype_draws: int
     prototype_views: Literal[1, 4]
     prototype_augmented: bool
     radius: Literal["first", "running"]
@@ -220,7 +268,9 @@ class MethodSettings(TypedDict, total=False):
     hard_label: Literal["hard", "soft"]
     kd_weight: float
     kd_on: Literal["features", "logits"]
-    new_loss: Literal["softmax", "binary"]
+    new_loss: Literal["softmax", "new_classes", "binary"]
+    drift: Literal["none", "linear", "sdc"]
+    alignment: bool
     classifier: Classifier
     ncm_metric: Literal["cosine", "euclidean"]
     classifier_views: Literal[1, 4]

@@ -28,6 +28,10 @@ class ModelConfig:
         None,
         "project the features to so many dimensions, by a layer that is trained too: 2 to draw them (needs lora_r 0)",
     )
+    feature_blocks: int = knob(
+        1,
+        "blocks of a transformer whose class tokens are the features, from the last one back, side by side (LayUP: 6)",
+    )
     lora_r: int = knob(4, "rank of the LoRA adapters; 0 trains the whole backbone instead")
     lora_alpha: float | None = knob(None, "LoRA scale times lora_r (none: lora_r, so that the scale is 1)")
     lora_target_modules: str = knob(
@@ -44,6 +48,9 @@ class ModelConfig:
             between("feature_dim", self.feature_dim, 1, 4096)
             if self.lora_r > 0:
                 raise PassloraError("feature_dim adds a layer to the backbone, which must be trained: set --lora_r 0")
+        between("feature_blocks", self.feature_blocks, 1, 64)
+        if self.feature_blocks > 1 and self.feature_dim is not None:
+            raise PassloraError("feature_dim projects the last block's features: set --feature_blocks 1")
         if self.image_size is not None:
             between("image_size", self.image_size, 8, 4096)
         try:
@@ -81,6 +88,7 @@ class ModelSettings(TypedDict, total=False):
     pretrained: bool
     image_size: int | None
     feature_dim: int | None
+    feature_blocks: int
     lora_r: int
     lora_alpha: float | None
     lora_target_modules: str

@@ -16,6 +16,14 @@ _PLAIN: dict[str, Any] = {
     "prototype_views": 1,
     "inference": "single",
 }
+# Trained on every task by its own classes alone; Gaussians of all classes then align the head.
+_ALIGNED: dict[str, Any] = {
+    **_PLAIN,
+    "kd_weight": 0.0,
+    "new_loss": "new_classes",
+    "covariance": "full",
+    "alignment": True,
+}
 _FROZEN: dict[str, Any] = {**_PLAIN, "kd_weight": 0.0, "adapt_tasks": "none"}
 PRESETS: dict[str, dict[str, Any]] = {
     "pass++": {},
@@ -24,6 +32,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "finetune": {**_PLAIN, "kd_weight": 0.0},
     "lwf": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0},
     "lwf-mc": {**_PLAIN, "kd_on": "logits", "kd_weight": 1.0, "new_loss": "binary"},
+    "slca++": {**_ALIGNED, "lr_later_tasks": 0.1},
+    "ssiat": {**_ALIGNED, "drift": "sdc"},
+    "sldc": {**_ALIGNED, "drift": "linear", "kd_weight": 1.0},
     "ncm": {**_FROZEN, "classifier": "ncm"},
     "slda": {**_FROZEN, "classifier": "slda"},
     "simplecil": {**_FROZEN, "classifier": "ncm", "adapt_tasks": "first"},
@@ -32,6 +43,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "acil": {**_FROZEN, "classifier": "ridge", "lift": "relu"},
     "ranpac": {**_FROZEN, "classifier": "ridge", "lift": "relu", "adapt_tasks": "first"},
     "klda": {**_FROZEN, "classifier": "slda", "lift": "fourier", "shrinkage": "error"},
+    "layup": {**_FROZEN, "classifier": "ridge", "feature_blocks": 6, "adapt_tasks": "first"},
+    "anacp": {**_FROZEN, "classifier": "anacp", "adapt_tasks": "first"},
+    "rgda": {**_FROZEN, "classifier": "rgda"},
+    "joint": {**_PLAIN, "kd_weight": 0.0, "joint": True},
+    "joint-probe": {**_FROZEN, "classifier": "probe", "joint": True},
     "passlora": {
         **_FROZEN,
         "classifier": "slda",

@@ -21,7 +21,7 @@ class NameIn:
     names: Collection[str]
 
 
-CLASSIFIERS = ["head", "ncm", "slda", "ridge", "fecam", "fetril"]
+CLASSIFIERS = ["head", "ncm", "slda", "ridge", "fecam", "fetril", "anacp", "rgda", "probe"]
 Classifier = Annotated[str, NameIn(CLASSIFIERS)]
 
 

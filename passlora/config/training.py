@@ -23,6 +23,7 @@ class TrainingConfig:
     per_device_eval_batch_size: int = knob(128, "images a process and step in evaluation")
     gradient_accumulation_steps: int = knob(1, "steps whose gradients are averaged into one update")
     learning_rate: float = knob(0.005, "Adam's learning rate, for adapter (or backbone) and head")
+    lr_later_tasks: float = knob(1.0, "multiplies the learning rate after the first task (SLCA++: 0.1)")
     weight_decay: float = knob(0.0, "Adam's L2 term")
     lr_scheduler_type: Literal["multistep", "cosine"] = knob("multistep", "multistep, or cosine down to 0")
     lr_milestones: list[int] = knob([6], "multistep: epochs after which the learning rate is multiplied by lr_decay")
@@ -71,6 +72,7 @@ class TrainingConfig:
         above("learning_rate", self.learning_rate, 0)
         at_least("weight_decay", self.weight_decay, 0)
         above("lr_decay", self.lr_decay, 0)
+        above("lr_later_tasks", self.lr_later_tasks, 0)
         for seed in (self.seed, *(self.seeds or []), *(self.class_order_seeds or [])):
             between("seed", seed, 0, 2**32 - 1)
         for name in ("seeds", "class_order_seeds", "compare"):
@@ -97,6 +99,7 @@ class TrainingSettings(TypedDict, total=False):
     per_device_eval_batch_size: int
     gradient_accumulation_steps: int
     learning_rate: float
+    lr_later_tasks: float
     weight_decay: float
     lr_scheduler_type: Literal["multistep", "cosine"]
     lr_milestones: list[int]

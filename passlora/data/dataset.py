@@ -1,4 +1,4 @@
-"""The dataset that `dataset_name` names: a Hub dataset, parquet or arrow files, an image folder, or the digits."""
+"""The dataset that `dataset_name` names: of the Hub, parquet, arrow or idx files, an image folder, or the digits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from passlora.config import LOCAL_DATA, DataConfig
 from passlora.data.class_names import check_class_name
+from passlora.data.idx import has_idx, idx_folder
 from passlora.data.image_folder import image_folder
 from passlora.data.rows import ArrayRows, Split, Splits, at_most, first_classes, hold_out
 from passlora.data.tables import TABLE_SUFFIXES, from_table, has_tables, read_hub, read_saved, read_tables
@@ -60,6 +61,8 @@ def read_any(config: DataConfig, known: Sequence[str]) -> Splits:
         return from_table(config, read_tables(config, path), known)
     if path.is_dir() and (path / "dataset_dict.json").is_file():
         return from_table(config, read_saved(path), known)
+    if path.is_dir() and has_idx(path):
+        return idx_folder(path)
     if path.is_dir():
         return image_folder(config, path, known)
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or ("/" in name and Path(path.parts[0]).is_dir())

@@ -107,7 +107,11 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
 def at_most(split: Split, per_class: int | None, seed: int) -> Split:
     """At most `per_class` rows of each class."""
-    if per_class is None or len(split) == 0:
-        return split
-    kept = np.concatenate([rows[:per_class] for rows in shuffled_by_class(split, seed)])
-    return choose(split, np.sort(kept))
+    return split if per_class is None or len(split) == 0 else choose(split, kept_rows(split, per_class, seed))
+
+
+def kept_rows(split: Split, per_class: int | None, seed: int) -> np.ndarray:
+    """Which rows `at_most` leaves."""
+    if per_class is None:
+        return np.arange(len(split))
+    return np.sort(np.concatenate([rows[:per_class] for rows in shuffled_by_class(split, seed)]))

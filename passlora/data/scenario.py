@@ -51,7 +51,7 @@ class Scenario:
 def make_scenario(config: ScenarioConfig, labels: Sequence[int], num_classes: int | None = None) -> Scenario:
     """The scenario of a dataset with these training labels."""
     total = count_classes(labels, num_classes)
-    sizes = task_sizes(config, total)
+    sizes = [total] if config.joint else task_sizes(config, total)
     return Scenario(tuple(class_order(config, total)), tuple(sizes))
 
 

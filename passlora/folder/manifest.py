@@ -29,6 +29,7 @@ BUDGET = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "learning_rate",
+    "lr_later_tasks",
     "weight_decay",
     "lr_scheduler_type",
     "lr_milestones",

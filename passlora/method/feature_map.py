@@ -38,6 +38,11 @@ def relu_lift(x: Tensor, width: int) -> Tensor:
     return F.relu(x @ gaussian(x.shape[1], width).to(x))
 
 
+def gelu_lift(x: Tensor, width: int) -> Tensor:
+    """AnaCP: GELU(x R), features of unit length."""
+    return F.gelu(F.normalize(x, dim=1) @ gaussian(x.shape[1], width).to(x))
+
+
 def fourier_lift(x: Tensor, width: int) -> Tensor:
     """Random Fourier features of a Gaussian kernel on x of unit length: sqrt(2 / M) cos(x R / sigma + u)."""
     x = F.normalize(x, dim=1)
@@ -45,7 +50,7 @@ def fourier_lift(x: Tensor, width: int) -> Tensor:
     return math.sqrt(2 / width) * torch.cos(turned)
 
 
-LIFTS = {"relu": relu_lift, "fourier": fourier_lift}
+LIFTS = {"relu": relu_lift, "gelu": gelu_lift, "fourier": fourier_lift}
 
 
 class FeatureMap:
@@ -61,10 +66,11 @@ class FeatureMap:
         return self.lift == "none" and self.views == 1
 
     def __call__(self, z: Tensor) -> Tensor:
-        x = z[:, 0]
-        if self.views > 1:  # each view counts alike, however long its features are
-            x = F.normalize(z[:, : self.views], dim=2).flatten(1)
-        return x if self.lift == "none" else LIFTS[self.lift](x, self.width)
+        x = z[:, : self.views]
+        if self.lift == "none":
+            return x.flatten(1)
+        # Each view counts alike, however long its features are.
+        return LIFTS[self.lift](F.normalize(x, dim=2).flatten(1) if self.views > 1 else x[:, 0], self.width)
 
 
 def make_map(feature_dim: int, method: MethodConfig) -> FeatureMap:

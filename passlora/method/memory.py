@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from passlora.config import MethodConfig
+from passlora.method.drift import Drift
 from passlora.method.features import TaskFeatures
 from passlora.method.views import nodes
 
@@ -124,6 +125,15 @@ class Memory:
             covariances[single] = torch.diag(isotropic) if statistics.full else isotropic
             self.spread = torch.cat([self.spread, covariances.to(device, torch.float32)])
         self.means = torch.cat([self.means, statistics.means().to(device, torch.float32)])
+        self._factors = None
+
+    def move(self, drift: Drift) -> None:
+        """What is kept of the classes so far, as the network sees them now that it was trained on others."""
+        self.means = drift.means(self.means)
+        if self.spread is not None:
+            whole = torch.diag_embed(self.spread) if self.covariance == "diag" else self.spread
+            moved = drift.covariances(whole)
+            self.spread = torch.diagonal(moved, dim1=-2, dim2=-1).clone() if self.covariance == "diag" else moved
         self._factors = None
 
     def _next_radius(self, traces: Tensor) -> float:

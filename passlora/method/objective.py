@@ -29,9 +29,9 @@ class Losses:
     total: Tensor
 
 
-def new_loss(logits: Tensor, nodes: Tensor, tau: float) -> Tensor:
-    """Cross entropy of the new data over all nodes (first term of Eq. 8)."""
-    return F.cross_entropy(logits / tau, nodes)
+def new_loss(logits: Tensor, nodes: Tensor, tau: float, known: int = 0) -> Tensor:
+    """Cross entropy of the new data over all nodes (first term of Eq. 8), or over those after the first `known`."""
+    return F.cross_entropy(logits[:, known:] / tau, nodes - known)
 
 
 def new_binary_loss(logits: Tensor, nodes: Tensor, known: int) -> Tensor:
@@ -169,16 +169,24 @@ def distillation(z: Tensor, logits: Tensor, teacher: Teacher, config: MethodConf
 
 
 def objective(
-    head: Head, z: Tensor, nodes: Tensor, draw: Draw | None, teacher: Teacher | None, config: MethodConfig
+    head: Head,
+    z: Tensor,
+    nodes: Tensor,
+    draw: Draw | None,
+    teacher: Teacher | None,
+    config: MethodConfig,
+    known: int = 0,
 ) -> Losses:
-    """Eq. 12: a sum of three terms. `draw` and `teacher` are None in the first task, or where a method has no use."""
+    """Eq. 12: a sum of three terms. `draw` and `teacher` are None in the first task, or where a method has no use.
+
+    The first `known` nodes are the old classes'.
+    """
     logits = head(z)
     zero = logits.new_zeros(())
     if config.new_loss == "binary":
-        known = 0 if teacher is None or teacher.logits is None else teacher.logits.shape[1]
         new = new_binary_loss(logits, nodes, known)
     else:
-        new = new_loss(logits, nodes, config.temperature)
+        new = new_loss(logits, nodes, config.temperature, known if config.new_loss == "new_classes" else 0)
     old = zero if draw is None else old_loss(head, draw, z, nodes, config)
     kd = zero if teacher is None else distillation(z, logits, teacher, config)
     return Losses(new, old, kd, new + config.proto_aug_weight * old + config.kd_weight * kd)

@@ -50,8 +50,9 @@ def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Pat
     architecture, arguments = plain.origin
     if architecture == RESNET18:
         raise PassloraError(f"timm has no {RESNET18}, whose stem is its own: choose the format transformers")
-    if linear.unit_length or linear.map is not None:
-        what = "features of unit length" if linear.map is None else "several views of an image, or lifted features"
+    if linear.unit_length or linear.map is not None or backbone.feature_blocks > 1:
+        what = "features of unit length" if linear.unit_length else "several views of an image, or lifted features"
+        what = "features of several blocks" if backbone.feature_blocks > 1 else what
         raise PassloraError(
             f"this model's classifier reads {what}, which timm's networks do not give: choose the format transformers"
         )
@@ -96,6 +97,7 @@ def write_transformers(learner: Learner, linear: Linear, classes: list[str], fol
         architecture=architecture,
         architecture_args=arguments,
         feature_dim=backbone.feature_dim,
+        feature_blocks=backbone.feature_blocks,
         num_views=method.num_views,
         inference=method.inference,
         unit_length=linear.unit_length,

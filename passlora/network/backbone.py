@@ -26,7 +26,10 @@ class Backbone(nn.Module):
             network.reset_classifier(config.feature_dim)  # type: ignore[operator]
         # Some networks widen their features before the classifier.
         own = getattr(network, "head_hidden_size", None) or network.num_features
-        self.feature_dim = int(config.feature_dim or own)  # type: ignore[arg-type]
+        self.feature_blocks = config.feature_blocks
+        if self.feature_blocks > 1:
+            check_blocks(network, self.feature_blocks)
+        self.feature_dim = int(config.feature_dim or own) * self.feature_blocks  # type: ignore[arg-type]
         self.has_lora = config.lora_r > 0
         self.body: Any = add_lora(network, config) if self.has_lora else network
         if not self.has_lora:
@@ -37,7 +40,12 @@ class Backbone(nn.Module):
         self._pixels: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
+        return self._read(self.body, x)
+
+    def _read(self, body: Any, x: Tensor) -> Tensor:
+        if self.feature_blocks == 1:
+            return body(x)
+        return class_tokens(body.get_base_model() if self.has_lora else body, x, self.feature_blocks)
 
     def train(self, mode: bool = True) -> Backbone:
         """Frozen weights stay in eval mode: no batch statistics move, no layer is dropped."""
@@ -109,10 +117,10 @@ class Backbone(nn.Module):
     def teacher(self, x: Tensor) -> Tensor:
         """f_old(x). Called before the student's forward, so that no graph spans the switch of adapters."""
         if not self.has_lora:
-            return self._teacher[0](x)
+            return self._read(self._teacher[0], x)
         self._switch_to("teacher")
         try:
-            return self.body(x)
+            return self._read(self.body, x)
         finally:
             self._switch_to("default")
 
@@ -131,6 +139,23 @@ class Backbone(nn.Module):
         """Trainable and all weights, the teacher left out."""
         own = [p for name, p in self.named_parameters() if ".teacher." not in name]
         return sum(p.numel() for p in own if p.requires_grad), sum(p.numel() for p in own)
+
+
+def check_blocks(network: Any, count: int) -> None:
+    """Only a transformer with a class token has the features of several blocks."""
+    blocks = len(getattr(network, "blocks", ()))
+    if not blocks or not getattr(network, "num_prefix_tokens", 0) or getattr(network, "cls_token", None) is None:
+        raise PassloraError("feature_blocks needs a vision transformer with a class token, which this backbone is not")
+    if count > blocks:
+        raise PassloraError(f"feature_blocks {count}: this backbone has {blocks} blocks")
+
+
+def class_tokens(network: Any, x: Tensor, count: int) -> Tensor:
+    """The class tokens of the last blocks, each through the final norm, side by side (LayUP: Ahrens et al., 2024)."""
+    parts = network.forward_intermediates(
+        x, indices=count, norm=True, return_prefix_tokens=True, intermediates_only=True
+    )
+    return torch.cat([prefix[:, 0] for _, prefix in parts], dim=1)
 
 
 def as_pixel(numbers: Any, device: torch.device | str = "cpu") -> Tensor:

@@ -42,6 +42,11 @@ class FeatureReader:
             part = rows[start : start + self.batch_size]
             yield part, z[torch.from_numpy(part)].to(self.accelerator.device)
 
+    def count(self, images: Images) -> int:
+        """How many rows are known."""
+        there = self._known.get(images)
+        return 0 if there is None else int(there[1].sum())
+
     def _compute(
         self, network: Network, images: Images, rows: np.ndarray, views: int, what: str
     ) -> Iterator[tuple[np.ndarray, Tensor]]:

@@ -1,7 +1,8 @@
-"""One task: grow, train, remember, fit. Knows accelerate, knows no files."""
+"""One task: grow, train, follow, remember or fit. Knows accelerate, knows no files."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from passlora.config import Config
-from passlora.data.batches import TaskData, augmented_plans, eval_plans
+from passlora.data.batches import TaskData, augmented_plans, eval_plans, generator
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
+from passlora.method import drift as drifts
+from passlora.method.alignment import align
 from passlora.method.classifiers import Head, make_classifier
 from passlora.method.features import FeatureBatch, TaskFeatures
 from passlora.method.memory import Memory
@@ -27,6 +30,8 @@ from passlora.training.features import FeatureReader
 from passlora.training.gate import adapting_pays
 from passlora.training.schedule import hash_seed
 from passlora.training.steps import Hooks, State, TaskTraining
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -62,7 +67,7 @@ class Learner:
     def learn(
         self, data: TaskData, new_classes: int, hooks: Hooks | None = None, checkpoint: State | None = None
     ) -> None:
-        """Grow, train on the new classes if this task adapts the network, then remember them or fit the classifier.
+        """Train on the new classes if this task adapts the network, move what is kept of old ones, take in the new.
 
         `checkpoint`, one of those that `hooks` were given, continues where it was taken.
         """
@@ -71,19 +76,41 @@ class Learner:
         if self.config.method.adapt_tasks == "auto" and self.task == 0:
             self._settle(data, new_classes, hooks or Hooks(), checkpoint)
         set_seed(hash_seed(self.config.training.seed, self.task))
-        classifier = self.network.classifier
+        known, follows = self.network.num_classes, self.adapts and self.task and self.config.method.drift != "none"
+        before = list(self.task_features(data, new_classes, known)) if follows else []
         if self.adapts:
             self._train(data, new_classes, hooks or Hooks(), checkpoint)
-        if not classifier.trained:
-            classifier.grow(new_classes)
         self.network.eval()
-        features = self.task_features(data, new_classes)
-        if classifier.trained:
-            self.memory.remember(features)
-        else:
-            classifier.fit_task(features)
+        features = self.task_features(data, new_classes, known)
+        if follows:
+            features.keep = True
+            self._follow(before, features)
+        self._take_in(features)
         self.task += 1
         self.is_half_taught = False
+
+    def _follow(self, before: list[FeatureBatch], features: TaskFeatures) -> None:
+        """Move what is kept of old classes, as the new images' features moved in training."""
+        kind, classifier = self.config.method.drift, self.network.classifier
+        pairs = ((old, new, positions) for (old, *_), (new, _, positions) in zip(before, features, strict=True))
+        drift = drifts.KINDS[kind].fit(pairs, features.reduce)
+        if isinstance(drift, drifts.LinearDrift):
+            log.info(
+                f"a linear map explains {100 * (1 - drift.residual):.0f}% of how features of held-out images moved"
+            )
+        (self.memory if classifier.trained else classifier).move(drift)
+
+    def _take_in(self, features: TaskFeatures) -> None:
+        """Remember the new classes, or fit the classifier to them."""
+        classifier = self.network.classifier
+        if not isinstance(classifier, Head):
+            classifier.grow(features.num_classes)
+            classifier.fit_task(features)
+            return
+        self.memory.remember(features)
+        if self.config.method.alignment:
+            draws = generator("alignment", self.config.training.seed, self.task, device=self.accelerator.device)
+            align(classifier, self.memory, self.task + 1, draws)
 
     @property
     def adapts(self) -> bool:
@@ -107,8 +134,11 @@ class Learner:
             )
         self.network.backbone.checkpoint_gradients(training.gradient_checkpointing)
 
-    def training_of(self, data: TaskData, new_classes: int) -> TaskTraining:
-        """The steps of the next task, with the head grown: the classifier, or one that is thrown away afterwards."""
+    def training_of(self, data: TaskData, new_classes: int, first: int = 0) -> TaskTraining:
+        """The steps of the next task, with the head grown: the classifier, or one that is thrown away afterwards.
+
+        `first` is the model's number of the head's first class.
+        """
         network = self.network
         if not network.classifier.trained:
             head = Head(network.backbone.feature_dim, self.config.method)
@@ -116,11 +146,13 @@ class Learner:
         head = network.classifier  # type: ignore[assignment]
         old_head = (head.weight.detach().clone(), head.bias.detach().clone())
         head.grow(new_classes)
-        return TaskTraining(self.config, self.accelerator, network, self.memory, self.task, data, old_head)
+        return TaskTraining(self.config, self.accelerator, network, self.memory, self.task, data, old_head, first)
 
     def _train(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None) -> None:
         self._reader.forget()
-        training = self.training_of(data, new_classes)
+        training = self.training_of(
+            data, new_classes, 0 if self.network.classifier.trained else self.network.num_classes
+        )
         training.run(hooks, checkpoint)
         if self.network.classifier.trained:
             self.network = training.network
@@ -131,9 +163,7 @@ class Learner:
         pays = checkpoint is not None or adapting_pays(self, data, new_classes, hooks.name)
         self.config = self.config.settle(adapt_tasks="first" if pays else "none")
 
-    def task_features(
-        self, data: TaskData, new_classes: int, first: int | None = None, views: int | None = None
-    ) -> TaskFeatures:
+    def task_features(self, data: TaskData, new_classes: int, first: int, views: int | None = None) -> TaskFeatures:
         """The features of the task's training images; each process computes its share, in eval mode.
 
         `first` is the number of the first of the new classes, and `views` how many rotations, if not the classifier's.
@@ -142,8 +172,6 @@ class Learner:
         classifier = self.network.classifier
         if views is None:
             views = method.prototype_views if classifier.trained else classifier.num_views(method.inference)
-        if first is None:
-            first = self.network.num_classes - new_classes
         share = (training.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes)
 
         def compute() -> Iterator[FeatureBatch]:

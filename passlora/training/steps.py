@@ -59,7 +59,10 @@ class Hooks:
 
 
 class TaskTraining:
-    """Trains `network`, whose classifier is the head, already grown, on one task. `old_head` is the head before."""
+    """Trains `network`, whose classifier is the head, already grown, on one task. `old_head` is the head before.
+
+    The head's first class is the model's class `first`: 0, unless the head is this task's alone.
+    """
 
     def __init__(
         self,
@@ -70,13 +73,15 @@ class TaskTraining:
         task: int,
         data: TaskData,
         old_head: tuple[Tensor, Tensor],
+        first: int = 0,
     ) -> None:
         self.config, self.accelerator, self.network, self.memory = config, accelerator, network, memory
-        self.task, self.data, self.old_head = task, data, old_head
+        self.task, self.data, self.old_head, self.first = task, data, old_head, first
         assert isinstance(network.classifier, Head)
         self.head = network.classifier
         training = config.training
         self.batch_size = training.per_device_train_batch_size * accelerator.num_processes
+        self.learning_rate = training.learning_rate * (training.lr_later_tasks if task else 1)
         self.draws = generator("draws", training.seed, task, device=accelerator.device)
         self.ask_teacher: AskTeacher | None = None
         if task and config.method.uses_teacher:
@@ -96,7 +101,7 @@ class TaskTraining:
         )
         optimizer = torch.optim.Adam(
             self.network.trainable(),
-            lr=training.learning_rate,
+            lr=self.learning_rate,
             weight_decay=training.weight_decay,
             fused=accelerator.device.type in FUSED_ADAM,  # one pass over the weights, no waiting for a step's number
         )
@@ -125,7 +130,7 @@ class TaskTraining:
             with nullcontext() if update else accelerator.no_sync(model):
                 losses = self.losses(model, batch)
                 accelerator.backward(losses.total / group_size)
-            learning_rate = training.learning_rate * lr_scale(epoch + group / updates_per_epoch, training)
+            learning_rate = self.learning_rate * lr_scale(epoch + group / updates_per_epoch, training)
             if update:
                 optimizer.param_groups[0]["lr"] = learning_rate
                 prepared.step()
@@ -164,10 +169,12 @@ class TaskTraining:
             teacher = Teacher(z_teacher, outputs)
         draw = None
         if self.memory.num_classes and method.uses_prototypes:
-            draw = self.memory.draw(self.batch_size, self.draws, with_noise=method.proto_aug == "explicit")
+            count = method.prototype_draws * self.batch_size
+            draw = self.memory.draw(count, self.draws, with_noise=method.proto_aug == "explicit")
         z = self.whole_batch(run_student(model, x), len(batch.batch_rows))
-        classes = torch.from_numpy(self.data.classes[batch.batch_rows]).to(device, non_blocking=True)
-        return objective(self.head, z, nodes(classes, method.num_views), draw, teacher, method)
+        classes = torch.from_numpy(self.data.classes[batch.batch_rows] - self.first).to(device, non_blocking=True)
+        known = len(self.old_head[1])
+        return objective(self.head, z, nodes(classes, method.num_views), draw, teacher, method, known)
 
     def whole_batch(self, z: Tensor, count: int) -> Tensor:
         """Features of the whole batch, from every process's share; gradients flow into the own share only.

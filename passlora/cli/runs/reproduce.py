@@ -25,13 +25,17 @@ NOT_IN_AN_EXPERIMENT = (
 )
 
 
+BEYOND = "beyond"
+
+
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = add_command(
         commands,
         "reproduce",
-        "run one of the paper's tables or figures",
+        "run one of the paper's tables or figures, or the comparison with every rival",
         "Run one of the paper's tables or figures, and write it as Markdown, CSV and picture with the paper's values "
-        "beside. The same command goes on where it stopped. Any flag below changes every run of it.",
+        "beside; or `beyond`, the preset passlora against every rival. The same command goes on where it stopped. Any "
+        "flag below changes every run of it.",
     )
     parser.add_argument("experiment", metavar="TABLE", nargs="?", help="such as table-7; without: a list of them")
     parser.add_argument(
@@ -41,7 +45,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="full: the paper's setting, on GPUs; mini: a small backbone, few images, on a CPU (default: full)",
     )
     parser.add_argument(
-        "--columns", nargs="+", metavar="NAME", help="only these, such as 'CIFAR-100 T=10' (default: all)"
+        "--columns",
+        nargs="+",
+        metavar="NAME",
+        help="only these, such as 'CIFAR-100 T=10', or 50-images of beyond (default: all)",
     )
     add_flags(parser, [name for name in FIELDS if name not in NOT_IN_AN_EXPERIMENT])
     return parser
@@ -56,6 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = chosen_flags(arguments)
     folder = Path(overrides.pop("output_dir", "runs/reproduce"))
     columns = tuple(arguments.columns or ())
+    if arguments.experiment == BEYOND:
+        from passlora.analysis import beyond
+
+        beyond.check(arguments.scale, overrides, folder, columns)
+        beyond.run(arguments.scale, overrides, folder, columns)
+        leave_group()
+        return 0
     experiments.configurations(arguments.experiment, arguments.scale, overrides, folder, columns)  # refuse before torch
     experiments.reproduce(arguments.experiment, arguments.scale, overrides, folder, columns)
     leave_group()
@@ -68,4 +82,5 @@ def print_experiments() -> None:
     width = max(map(len, EXPERIMENTS))
     for name, experiment in EXPERIMENTS.items():
         print(f"{name.ljust(width)}  {experiment.title}")
+    print(f"{BEYOND.ljust(width)}  Not in the paper: the preset passlora against every rival, over class orders")
     print("\nstart one with: passlora reproduce NAME --scale mini --dataset_name path/to/cifar100")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from passlora.config import MethodConfig, register_classifier_name
 from passlora.errors import PassloraError, nearest
+from passlora.method.drift import Drift
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import TaskFeatures
 
@@ -58,6 +59,10 @@ class Classifier(nn.Module):
     def fit_task(self, features: TaskFeatures) -> None:
         """Learn the last `features.num_classes` classes from one pass over their features; the same on each process."""
         raise NotImplementedError
+
+    def move(self, drift: Drift) -> None:
+        """Bring what is known of the classes so far to the features of a network that was trained on others."""
+        raise PassloraError(f"the classifier {self.method.classifier} cannot follow a network that is trained on")
 
     def as_linear(self) -> Linear | None:
         """The scores as a linear layer, which can be merged into one network; None for what is not linear."""

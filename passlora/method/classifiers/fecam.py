@@ -16,6 +16,7 @@ from passlora.config import MethodConfig
 from passlora.method.classifiers.base import Classifier, register
 from passlora.method.features import FeatureBatch, TaskFeatures
 from passlora.method.memory import collect
+from passlora.method.triangle import packed, size, unpacked
 
 ADDED = 1.0  # times the mean variance, on the diagonal
 
@@ -31,7 +32,7 @@ class FeCAM(Classifier):
         super().__init__(feature_dim, method)
         self.register_buffer("means", torch.zeros(0, feature_dim))
         # The upper triangle of each class's covariance, row by row.
-        self.register_buffer("covariances", torch.zeros(0, feature_dim * (feature_dim + 1) // 2))
+        self.register_buffer("covariances", torch.zeros(0, size(feature_dim)))
         self._inverses: Tensor | None = None
 
     @property
@@ -47,9 +48,8 @@ class FeCAM(Classifier):
         d, new = self.feature_dim, features.num_classes
         covariances = statistics.covariances()
         covariances[statistics.count < 2] = torch.eye(d).to(covariances)
-        rows, columns = torch.triu_indices(d, d)
         self.means[-new:] = statistics.means().to(self.means)
-        self.covariances[-new:] = covariances[:, rows, columns].to(self.covariances)
+        self.covariances[-new:] = packed(covariances).to(self.covariances)
         self.forget_computed()
 
     def forget_computed(self) -> None:
@@ -59,10 +59,7 @@ class FeCAM(Classifier):
     def inverses(self) -> Tensor:
         """Of the regularised correlation matrices, (classes, d, d)."""
         d = self.feature_dim
-        rows, columns = torch.triu_indices(d, d)
-        whole = self.covariances.new_zeros(self.num_classes, d, d)
-        whole[:, rows, columns] = self.covariances
-        whole[:, columns, rows] = self.covariances
+        whole = unpacked(self.covariances, d)
         variances = whole.diagonal(dim1=1, dim2=2)
         level = variances.mean(dim=1).clamp(min=1e-12)  # a class of equal images has none
         whole = whole + (ADDED * level)[:, None, None] * torch.eye(d).to(whole)

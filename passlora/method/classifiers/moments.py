@@ -11,8 +11,10 @@ from torch import Tensor
 from passlora.config import MethodConfig
 from passlora.method.classifiers.base import Classifier, Linear
 from passlora.method.discriminant import TEMPERATURES, is_nothing
+from passlora.method.drift import Drift
 from passlora.method.feature_map import make_map
 from passlora.method.features import TaskFeatures
+from passlora.method.triangle import packed, size, unpacked
 
 
 class Moments(Classifier):
@@ -31,7 +33,7 @@ class Moments(Classifier):
         self.register_buffer("means", torch.zeros(0, width, dtype=torch.float64))
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
         # Sum over all images of (x - mu)(x - mu)^T, mu the mean of the image's class: its upper triangle, row by row.
-        self.register_buffer("scatter", torch.zeros(width * (width + 1) // 2, dtype=torch.float64))
+        self.register_buffer("scatter", torch.zeros(size(width), dtype=torch.float64))
         # How much is regularised; and what each temperature would have cost, over the tasks so far.
         self.register_buffer("strength", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("temperature_losses", torch.zeros(len(TEMPERATURES), dtype=torch.float64))
@@ -58,10 +60,20 @@ class Moments(Classifier):
             squares.addmm_(weighed.T, weighed)
         total, squares = features.reduce(total), features.reduce(squares)
         means = total / features.class_counts[:, None]
-        rows, columns = torch.triu_indices(width, width)
-        self.scatter += self.within(squares, total, means)[rows, columns].to(self.scatter)
+        self.scatter += packed(self.within(squares, total, means)).to(self.scatter)
         self.means[-new:] = means.to(self.means)
         self.counts[-new:] = features.class_counts.to(self.counts)
+        self.forget_computed()
+
+    def move(self, drift: Drift) -> None:
+        """Means and scatter of features as they are; each view of an image moves alike. Lifted ones cannot be moved."""
+        if self.map.lift != "none":
+            super().move(drift)
+        views, d = self.map.views, self.feature_dim
+        self.means = drift.means(self.means.unflatten(1, (views, d))).flatten(1)
+        blocks = self.whole().unflatten(0, (views, d)).unflatten(2, (views, d)).transpose(1, 2)  # (views, views, d, d)
+        moved = drift.covariances(blocks).transpose(1, 2).reshape(views * d, views * d)
+        self.scatter.copy_(packed(moved))
         self.forget_computed()
 
     def weigh(self, x: Tensor, classes: Tensor, features: TaskFeatures) -> Tensor:
@@ -74,11 +86,7 @@ class Moments(Classifier):
 
     def whole(self) -> Tensor:
         """The sum of squares as a matrix."""
-        width = self.map.width
-        rows, columns = torch.triu_indices(width, width)
-        matrix = torch.zeros(width, width, dtype=torch.float64)
-        matrix[rows, columns] = self.scatter.cpu()
-        return matrix + matrix.triu(1).T
+        return unpacked(self.scatter.cpu(), self.map.width)
 
     @property
     def freedom(self) -> int:

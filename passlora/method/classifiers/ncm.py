@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from passlora.config import MethodConfig
 from passlora.method.classifiers.base import Classifier, Linear, register
+from passlora.method.drift import Drift
 from passlora.method.features import TaskFeatures
 
 
@@ -29,6 +30,10 @@ class ClassMeans(Classifier):
     def grow(self, new_classes: int) -> None:
         self.enlarge("means", new_classes)
         self.enlarge("counts", new_classes)
+
+    def move(self, drift: Drift) -> None:
+        self.means = drift.means(self.means)
+        self.forget_computed()
 
     def set_means(self, total: Tensor, count: Tensor) -> None:
         """Of the newest classes, from sums over all processes."""

@@ -1,0 +1,300 @@
+"""Beyond the paper: the preset passlora against every rival, on the same data and class orders.
+
+Columns are settings, rows are methods. Class order i also draws the images and seeds the training: a run of one method
+is paired with those of all others. Methods that never train the network read features that are computed once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from safetensors import safe_open
+
+from passlora import files
+from passlora.analysis.paper import DEIT, MINI, Row, Settings
+from passlora.analysis.reproduce import as_flag, run_folder
+from passlora.config import NUM_ROTATIONS, PRESETS, ROTATED_INFERENCE, Config, applicable
+from passlora.display.tables import table
+from passlora.errors import PassloraError, nearest
+from passlora.folder.layout import task_folder
+
+ORDERS = (0, 1, 2, 3, 4)
+OURS = "passlora"
+METRICS = ("last", "avg", "newest", "ece", "stored", "seconds", "passes")
+NOT_OF_A_ROW = ("seed", "class_order_seed", "output_dir")
+T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # by degrees of freedom
+log = logging.getLogger(__name__)
+
+
+def frozen(preset: str, **settings: Any) -> Settings:
+    return {"preset": preset, "adapt_tasks": "none", **settings}
+
+
+# On features as they are, the network never trained.
+FROZEN = (
+    Row("nearest mean", frozen("ncm")),
+    Row("SLDA", frozen("slda")),
+    Row("FeCAM", frozen("fecam")),
+    Row("low-rank RGDA", frozen("rgda")),
+    Row("ACIL (ridge on a ReLU lift)", frozen("acil")),
+    Row("KLDA", frozen("klda")),
+    Row("LayUP, frozen", frozen("layup")),
+    Row("AnaCP, frozen", frozen("anacp")),
+    Row("passlora, never adapted", frozen(OURS)),
+)
+# The network is trained on the first task, or on every task.
+TRAINED = (
+    Row("fine-tuning", {"preset": "finetune"}),
+    Row("PASS++", {"preset": "pass++"}),
+    Row("SLCA++", {"preset": "slca++"}),
+    Row("SSIAT", {"preset": "ssiat"}),
+    Row("SLDC", {"preset": "sldc"}),
+    Row("SimpleCIL, first task adapted", {"preset": "simplecil"}),
+    Row("SLDA, first task adapted", {"preset": "slda", "adapt_tasks": "first"}),
+    Row("RanPAC", {"preset": "ranpac"}),
+    Row("AnaCP", {"preset": "anacp"}),
+    Row("SLDA, every task, drift map", {"preset": "slda", "adapt_tasks": "all", "drift": "linear"}),
+    Row("passlora", {"preset": OURS}),
+)
+BOUNDS = (Row("joint linear probe", {"preset": "joint-probe"}), Row("joint LoRA", {"preset": "joint"}))
+ROWS = {row.name: row for row in (*FROZEN, *TRAINED, *BOUNDS)}
+SOME = ("nearest mean", "SLDA", "ACIL (ridge on a ReLU lift)", "KLDA", "passlora, never adapted")
+
+
+@dataclass(frozen=True)
+class Column:
+    about: str
+    settings: Settings
+    rows: tuple[str, ...]
+    orders: tuple[int, ...] = ORDERS
+    reference: str = OURS  # the row that the others are held against
+
+
+ALL_FROZEN = tuple(row.name for row in FROZEN)
+EVERY = tuple(ROWS)
+CIFAR_MINI = {**MINI, "max_classes": 100, "max_test_per_class": None, "num_tasks": 10, "measure_drift": False}
+GRAY = {**MINI, "max_classes": 10, "max_test_per_class": None, "num_tasks": 5, "measure_drift": False}
+GRAY |= {"crop_padding": 0, "horizontal_flip": False}
+UNADAPTED = "passlora, never adapted"
+
+
+def cifar(images: int, rows: tuple[str, ...], about: str = "", reference: str = OURS, **changes: Any) -> Column:
+    text = f"CIFAR-100 on passlora/vit-mini, {images} images a class{about}"
+    return Column(text, {**CIFAR_MINI, "max_train_per_class": images, **changes}, rows, reference=reference)
+
+
+HALF: Settings = {"max_classes": 50, "num_tasks": 5}
+MINI_COLUMNS: dict[str, Column] = {
+    "20-images": cifar(20, (*ALL_FROZEN, "PASS++", "passlora", *(row.name for row in BOUNDS)), ", ten tasks"),
+    "50-images": cifar(50, EVERY, ", ten tasks"),
+    "200-images": cifar(200, (*ALL_FROZEN, "PASS++", "passlora"), ", 50 classes in five tasks", **HALF),
+    "500-images": cifar(500, ALL_FROZEN, ", ten tasks; the network is never adapted", UNADAPTED),
+    "20-tasks": cifar(50, ALL_FROZEN, ", 20 tasks; the network is never adapted", UNADAPTED, num_tasks=20),
+    "100-tasks": cifar(50, SOME, ", 100 tasks of one class; the network is never adapted", UNADAPTED, num_tasks=100),
+    "digits": Column(
+        "scikit-learn's digits on passlora/vit-mini, five tasks",
+        {**GRAY, "dataset_name": "digits", "max_train_per_class": None},
+        (*ALL_FROZEN, "PASS++", "passlora"),
+    ),
+    "fashion": Column(
+        "Fashion-MNIST on passlora/vit-mini, 200 images a class, five tasks",
+        {**GRAY, "dataset_name": "fashion-mnist", "max_train_per_class": 200, "max_test_per_class": 200},
+        (*ALL_FROZEN, "PASS++", "passlora"),
+    ),
+    "vit-s": Column(
+        "20 classes of CIFAR-100, 50 images a class, four tasks, on a ViT-S at 112 px "
+        "(--model_name_or_path FILE --model_architecture NAME)",
+        {
+            **MINI,
+            "model_name_or_path": "vit_small_patch14_reg4_dinov2.lvd142m",
+            "image_size": 112,
+            "max_classes": 20,
+            "max_test_per_class": 40,
+            "num_tasks": 4,
+            "learning_rate": 0.002,
+            "measure_drift": False,
+        },
+        EVERY,
+        (0, 1, 2),
+    ),
+}
+FULL_COLUMNS: dict[str, Column] = {
+    f"{name}-t{tasks}": Column(
+        f"{dataset} on DeiT-S/16, {tasks} tasks",
+        {**DEIT, "dataset_name": dataset, "num_tasks": tasks, **split},
+        EVERY,
+    )
+    for name, dataset, split in (
+        ("cifar100", "uoft-cs/cifar100", {}),
+        ("tinyimagenet", "zh-plus/tiny-imagenet", {"dataset_test_split": "valid"}),
+    )
+    for tasks in (10, 20)
+}
+COLUMNS = {"mini": MINI_COLUMNS, "full": FULL_COLUMNS}
+
+
+def chosen_columns(scale: str, names: Sequence[str]) -> dict[str, Column]:
+    known = COLUMNS[scale]
+    for name in names:
+        if name not in known:
+            raise PassloraError(f"beyond has no column {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    return {name: known[name] for name in names or known}
+
+
+def configuration(column: Column, row: Row, order: int, overrides: Mapping[str, Any], folder: Path) -> Config:
+    """Of one run: checked, and in a folder of its own."""
+    own = {**PRESETS[row.settings["preset"]], **row.settings}
+    given = {**column.settings, **overrides, **own, "seed": order, "class_order_seed": order}
+    config = Config.make(**applicable(given))
+    base = config.replace(class_order_seed=None, seed=0)
+    return config.replace(output_dir=str(run_folder(folder, base) / f"order_{order}"))
+
+
+def check(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str]) -> None:
+    """Every run of every column can be made; before the first one is."""
+    for column in chosen_columns(scale, names).values():
+        for name in column.rows:
+            configuration(column, ROWS[name], 0, overrides, folder)
+
+
+def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str]) -> None:
+    """What is not done yet, column by column; each ends in its table."""
+    orders = overrides.get("seeds")
+    overrides = {name: value for name, value in overrides.items() if name != "seeds"}
+    for name, column in chosen_columns(scale, names).items():
+        place = folder / "beyond" / scale / name
+        sources: dict[Any, Any] = {}
+        found: dict[str, list[dict[str, float]]] = {}
+        for row in (ROWS[row_name] for row_name in column.rows):
+            for order in map(int, orders or column.orders):
+                config = configuration(column, row, order, overrides, folder)
+                log.info(f"== {name}: {row.name}, order {order} ==")
+                found.setdefault(row.name, []).append(
+                    measured(config, place / row.folder / f"order_{order}.json", sources)
+                )
+        flags = {**overrides, "columns": [name], **({"seeds": orders} if orders else {})}
+        command = " ".join(["passlora reproduce beyond", "--scale", scale, *map(as_flag, flags, flags.values())])
+        text = as_markdown(column, found, command)
+        files.write_text(place / "beyond.md", text)
+        log.info(f"\n{column.about}\n{table(table_rows(column, found))}\n\nsaved in {place}: beyond.md")
+
+
+def measured(config: Config, kept: Path, sources: dict[Any, Any]) -> dict[str, float]:
+    """The numbers of one run; read back where it was made before with the same settings."""
+    stamp = Path(config.training.output_dir).parent.name
+    if kept.is_file():
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        if known.pop("of", None) == stamp:
+            return known
+    if config.method.adapt_tasks == "none":
+        from passlora.analysis.on_features import learn_stream
+
+        results = learn_stream(config, shared_features(config, sources))
+    else:
+        from passlora.runs.run import train
+
+        results = dict(train(config))
+        results["stored"] = numbers_stored(Path(config.training.output_dir), len(results["task_sizes"]) - 1)
+        results["seconds"] = sum(value for value in results["train_seconds"] if value)
+        results["adapted"] = adapted(Path(config.training.output_dir))
+    numbers = {name: float(results[name]) for name in METRICS if name in results}
+    numbers["passes"] = passes(config)
+    files.write_json(
+        kept, {**numbers, "of": stamp, **({"adapted": results["adapted"]} if "adapted" in results else {})}
+    )
+    return numbers
+
+
+def shared_features(config: Config, sources: dict[Any, Any]) -> Any:
+    """One a backbone and dataset."""
+    from passlora.analysis.on_features import FrozenFeatures
+
+    key = json.dumps([vars(config.model), config.data.dataset_name, config.data.max_classes], sort_keys=True)
+    if key not in sources:
+        views = 1 if config.model.feature_blocks > 1 else NUM_ROTATIONS
+        sources[key] = FrozenFeatures(config, views)
+    return sources[key]
+
+
+def passes(config: Config) -> float:
+    """Of the network, to answer for one image."""
+    method = config.method
+    rotated = method.inference in ROTATED_INFERENCE or (method.maps_features and method.classifier_views > 1)
+    return float(NUM_ROTATIONS if rotated else 1)
+
+
+def numbers_stored(folder: Path, task: int) -> int:
+    """In the files of the last task: all it takes to go on from there."""
+    total = 0
+    for path in (folder / task_folder(task)).glob("*.safetensors"):
+        with safe_open(path, "pt") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return total
+
+
+def adapted(folder: Path) -> str:
+    from passlora.folder.manifest import read_manifest
+
+    return str(read_manifest(folder).settings["adapt_tasks"])
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Mean of paired differences, and half the width of its 95% interval (Student's t)."""
+    n = len(differences)
+    if n < 2:
+        return fmean(differences), math.nan
+    return fmean(differences), T_95.get(n - 1, 1.96) * stdev(differences) / math.sqrt(n)
+
+
+def table_rows(column: Column, found: Mapping[str, list[dict[str, float]]]) -> list[list[str]]:
+    """A method a row; what beats our own by more than chance is in bold."""
+    rows = [["method", *METRICS[:-3], "numbers stored", "seconds", "passes", f"last, less {column.reference}"]]
+    ours = [part["last"] for part in found[column.reference]]
+    best = max(fmean(part["last"] for part in parts) for name, parts in found.items() if name not in bounds())
+    for name, parts in found.items():
+        line = [name]
+        for metric in METRICS:
+            values = [part[metric] for part in parts]
+            shown = f"{fmean(values):,.0f}" if metric in METRICS[-3:] else f"{fmean(values):.1f}"
+            if metric == "last" and len(values) > 1:
+                shown += f" ± {stdev(values):.1f}"
+            line.append(shown)
+        mean, half = interval([part["last"] - own for part, own in zip(parts, ours, strict=True)])
+        line.append("" if name == column.reference else f"{mean:+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}"))
+        if name not in bounds() and fmean(part["last"] for part in parts) >= best - 1e-9:
+            line[0] = f"**{line[0]}**"
+        rows.append(line)
+    return rows
+
+
+def bounds() -> set[str]:
+    return {row.name for row in BOUNDS}
+
+
+def as_markdown(column: Column, found: Mapping[str, list[dict[str, float]]], command: str) -> str:
+    head, *rows = table_rows(column, found)
+    count = len(next(iter(found.values())))
+    lines = [
+        f"{column.about}. Mean over {count} class order{'s' if count > 1 else ''} (± standard deviation); the last "
+        "column is the mean paired difference with its 95% interval. Percent; the best method in bold, bounds aside.",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        "```sh",
+        command,
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
