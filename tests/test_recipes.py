@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 from PIL import Image
@@ -20,7 +21,9 @@ from passlora.training.learner import Learner
 from passlora.training.steps import TaskTraining
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "accelerate_configs")
+OWN_PRESET = sorted(RECIPES.glob("deit_s16_passlora/*.yaml"))
+OTHERS = {*OWN_PRESET, *RECIPES.glob("accelerate_configs/*.yaml")}
+FILES = sorted(path for path in RECIPES.glob("*/*.yaml") if path not in OTHERS)
 CLASSES = {"digits": 10, "uoft-cs/cifar100": 100, "zh-plus/tiny-imagenet": 200, "clane9/imagenet-100": 100}
 CLASSES["ILSVRC/imagenet-1k"] = 100  # as many tasks, of fewer classes
 OWN_NETWORK = {}  # random weights, and small inputs: no network, no GPU
@@ -113,6 +116,19 @@ def test_two_steps_a_task_of_each_recipe(path, network, stand_in, tmp_path, monk
     assert [task for task, _, _ in seen] == [0, 0, 1, 1]
     assert all(old == kd == 0 for _, old, kd in seen[:2]), "nothing to remember yet"
     assert all(old > 0 for _, old, _ in seen[2:]) and seen[3][2] > 0, "prototypes; and the student has left its teacher"
+
+
+@pytest.mark.parametrize("path", OWN_PRESET, ids=named)
+def test_recipes_of_the_own_preset_run_whole(path, stand_in, tmp_path):
+    """Ten tasks on a tiny network, with few random features; the recipe's own network is one that timm has."""
+    data = stand_in(100, 32, "test")
+    own = load(str(path), {})
+    assert own.method.preset == "passlora" and own.scenario.num_tasks == 10
+    architecture = own.model.model_architecture or own.model.model_name_or_path
+    assert timm.is_model(architecture.split(".")[0])
+    changes = {**TINY_NETWORK, "model_architecture": None, "dataset_name": str(data), "lift_width": 30}
+    results = train(load(str(path), {**changes, "output_dir": str(tmp_path / "run")}))
+    assert len(results["stage_accuracy"]) == 10 and results["task_sizes"] == [10] * 10
 
 
 def test_accelerate_reads_its_configurations():
