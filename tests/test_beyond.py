@@ -122,7 +122,7 @@ def test_what_is_stored_is_sums_and_no_image(data, tmp_path, cli):
         "counts": (3,),
         "scatter": (60 * 61 // 2,),
         "strength": (1,),
-        "temperature_losses": (57,),
+        "temperature_losses": (113,),
     }
     assert state["counts"].tolist() == [14, 14, 14]
 

@@ -245,7 +245,7 @@ def test_the_temperature_makes_it_as_sure_as_it_is_right(name):
     right = float((scores.argmax(dim=1) == truth).double().mean())
     gap = abs(float(scores.softmax(dim=1).amax(dim=1).mean()) - right)
     raw = scores * classifier.temperature()
-    assert gap < 0.07 < abs(float(raw.softmax(dim=1).amax(dim=1).mean()) - right)
+    assert gap < 0.1 < abs(float(raw.softmax(dim=1).amax(dim=1).mean()) - right)
 
 
 @pytest.mark.parametrize("name", ["slda", "ridge"])

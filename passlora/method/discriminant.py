@@ -18,7 +18,7 @@ STRENGTHS = [10 ** (k / 3) for k in range(-9, 6)]
 HEAVY_TAILS = 2.0  # features scatter more widely than Gaussians of covariance S: deviations count so many times
 SATURATED = 0.95  # of the degrees of freedom: below this lambda the estimate means nothing
 COMPARED = 512  # classes, at most, that the estimate looks at: a lesson takes as long with ten thousand
-TEMPERATURES = [2 ** (k / 4) for k in range(-32, 25)]
+TEMPERATURES = [2 ** (k / 8) for k in range(-64, 49)]
 
 
 @dataclass

@@ -16,6 +16,8 @@ from passlora.method.feature_map import make_map
 from passlora.method.features import TaskFeatures
 from passlora.method.triangle import packed, size, unpacked
 
+FADING = 3  # docs/beyond.md tells where it was chosen
+
 
 class Moments(Classifier):
     """Subclasses say what linear layer on mapped features the sums make (`as_linear`)."""
@@ -34,7 +36,7 @@ class Moments(Classifier):
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
         # Sum over all images of (x - mu)(x - mu)^T, mu the mean of the image's class: its upper triangle, row by row.
         self.register_buffer("scatter", torch.zeros(size(width), dtype=torch.float64))
-        # How much is regularised; and what each temperature would have cost, over the tasks so far.
+        # How much is regularised; and what each temperature would have cost, over the tasks so far, recent ones most.
         self.register_buffer("strength", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("temperature_losses", torch.zeros(len(TEMPERATURES), dtype=torch.float64))
 
@@ -101,6 +103,14 @@ class Moments(Classifier):
     def temperature(self) -> float:
         """Divides the scores, so that their softmax is as sure as it is right; 1 if nothing is known."""
         return TEMPERATURES[int(self.temperature_losses.argmin())] if self.temperature_losses.any() else 1.0
+
+    def add_losses(self, losses: Tensor, new_classes: int) -> None:
+        """What each temperature would have cost on a task's left-out images, summed over processes.
+
+        Earlier tasks' images were told among fewer classes, which asks for another temperature: they count less.
+        """
+        share = (self.num_classes - new_classes) / self.num_classes
+        self.temperature_losses.mul_(share**FADING).add_(losses.to(self.temperature_losses))
 
     def on_map(self, weight: Tensor, bias: Tensor) -> Linear:
         """A linear layer on mapped features."""

@@ -41,20 +41,22 @@ class Ridge(Moments):
         values, vectors = torch.linalg.eigh(self.whole())
         inverses = [1 / (values.clamp(min=0) + strength * values.mean()) for strength in STRENGTHS]
         means, counts = self.means.cpu() @ vectors, self.counts.cpu()
-        right = torch.zeros_like(self.right)
-        losses = torch.zeros(len(STRENGTHS), len(self.temperature_losses), dtype=right.dtype)
+        parts = []
         for z, task_classes in sample.parts:
             classes = task_classes + self.num_classes - features.num_classes
             others = counts[classes] > 1  # of the same class: without them nothing would be left of it
-            x, classes = self.map(z[others]).double() @ vectors, classes[others]
+            parts.append((self.map(z[others]).double() @ vectors, classes[others]))
+        right, losses = torch.zeros_like(self.right), torch.zeros_like(self.temperature_losses)
+        for x, classes in parts:
             for i, inverse in enumerate(inverses):
                 scores = left_out_scores(x, classes, means, counts, inverse)
                 right[i] += (scores.argmax(dim=1) == classes).sum()
-                losses[i] += temperature_losses(scores, classes)
         self.right += features.reduce(right)
         best = int(self.right.argmax())
         self.strength.fill_(STRENGTHS[best])
-        self.temperature_losses += features.reduce(losses)[best]
+        for x, classes in parts:
+            losses += temperature_losses(left_out_scores(x, classes, means, counts, inverses[best]), classes)
+        self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 
     def as_linear(self) -> Linear:

@@ -47,7 +47,7 @@ class SLDA(Moments):
             if others.any():
                 scores = left_out_scores(spectrum, strength, self.map(z[others]).double(), classes[others])
                 losses += temperature_losses(scores, classes[others])
-        self.temperature_losses += features.reduce(losses)
+        self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 
     def regularised(self) -> Tensor:
