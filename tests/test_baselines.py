@@ -131,7 +131,7 @@ def test_baselines_beside_a_run(small, tmp_path):
         ({"preset": "slda", "alignment": True}, "alignment true has no effect"),
         ({"preset": "slda", "drift": "linear"}, "drift linear has no effect"),
         ({"adapt_tasks": "first"}, "adapt_tasks"),
-        ({"preset": "slda", "inference": "multiview", "sst": True}, "reads plain features"),
+        ({"preset": "slda", "inference": "multiview", "adapt_tasks": "first", "sst": True}, "has one way to answer"),
     ],
 )
 def test_settings_that_cannot_be(tiny, flags, says):

@@ -66,7 +66,7 @@ FITTED = (
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_presets_are_valid(preset):
     method = make(preset=preset).method
-    assert method.sst == (preset in ("pass", "pass++"))
+    assert method.sst == (preset in ("pass", "pass++", "passlora"))
     assert (method.kd_weight > 0) == (preset in ("pass", "pass++", "lwf-kd", "lwf", "lwf-mc", "sldc"))
     assert (method.classifier == "head") == (preset not in FITTED)
     assert (method.proto_aug != "none") == (preset in ("pass", "pass++"))
@@ -186,8 +186,8 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
         ({"classifier": "slda"}, "start from its --preset, or set --proto_aug none"),
         ({"classifier": "slad"}, "did you mean 'slda'"),
         ({"preset": ["pass"]}, "preset must be one of pass++, pass"),
-        ({"preset": "slda", "sst": True}, "classifier slda reads plain features"),
-        ({"preset": "slda", "extra_inference": ["nearest_prototype"]}, "classifier slda reads plain features"),
+        ({"preset": "slda", "sst": True}, "sst true has no effect"),
+        ({"preset": "slda", "extra_inference": ["nearest_prototype"]}, "classifier slda has one way to answer"),
         ({"new_loss": "binary"}, "set --proto_aug none"),
         ({"preset": "lwf-kd", "new_loss": "binary"}, "set --kd_on logits, or --kd_weight 0"),
     ],

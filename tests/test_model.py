@@ -131,7 +131,7 @@ def test_resnet_models_are_read_back(tiny, tmp_path):
     answers = [answer[0].label for answer in model.predict(images, top_k=1)]
     right = np.mean([answer == str(label) for answer, label in zip(answers, labels, strict=True)])
     assert 100 * right == pytest.approx(results["last"])
-    with pytest.raises(PassloraError, match="trained without rotations"):
+    with pytest.raises(PassloraError, match="its classifier reads no rotations"):
         next(model.predict(images, views=4))
 
 

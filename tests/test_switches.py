@@ -18,6 +18,7 @@ def make(**flat):
 
 FROZEN = {"preset": "slda"}
 WITHOUT_EFFECT = {  # what is given, though nothing reads it
+    "sst": ({**FROZEN, "sst": True}, "--adapt_tasks all, first or auto"),
     "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all, first or auto"),
     "temperature": ({"preset": "lwf-mc", "temperature": 0.5}, "--new_loss softmax"),
     "drift": ({"preset": "fetril", "drift": "linear"}, "--adapt_tasks all"),

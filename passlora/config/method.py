@@ -27,7 +27,7 @@ class MethodConfig:
         "lwf-kd (KD only), lwf, lwf-mc, slca++, ssiat, sldc; on features ncm, slda, simplecil, fetril, fecam, acil, "
         "ranpac, klda, layup, anacp, rgda; all classes at once, as a bound: joint, joint-probe (docs/baselines.md)",
     )
-    sst: bool = knob(True, "self-supervised transformation: four rotations, 4k classes (Eq. 3)")
+    sst: bool = knob(True, "self-supervised transformation in training: four rotations, 4k classes (Eq. 3)")
     temperature: float = knob(1.0, "divides the logits in training, never at inference")
     proto_aug: Literal["explicit", "implicit", "none"] = knob(
         "explicit", "prototype augmentation: sampled (Eq. 5), its upper bound (Eq. 10), or none"
@@ -176,8 +176,8 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
         "kd_on logits distils a trained head: set --kd_on features, or --classifier head",
     ),
     (
-        lambda m: m.classifier != "head" and (m.sst or m.inference_modes != ["single"]),
-        "classifier {0.classifier} reads plain features: set --sst false --inference single",
+        lambda m: m.classifier != "head" and m.inference_modes != ["single"],
+        "classifier {0.classifier} has one way to answer: set --inference single",
     ),
     (
         lambda m: m.new_loss == "binary" and m.proto_aug != "none",
@@ -191,6 +191,7 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
 
 # Switches that need others to have an effect: which, whether that is so (or the switch is off), and what they need.
 NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
+    (("sst",), lambda m: m.adapt_tasks != "none" or not m.sst, "--adapt_tasks all, first or auto"),
     (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all, first or auto"),
     (
         ("temperature",),

@@ -50,6 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "joint-probe": {**_FROZEN, "classifier": "probe", "joint": True},
     "passlora": {
         **_FROZEN,
+        "sst": True,
         "classifier": "slda",
         "classifier_views": 4,
         "lift": "fourier",
@@ -64,7 +65,7 @@ LEARN_PRESET = "passlora"  # of a model that `passlora learn` starts
 LEARN_TRAINED: dict[str, Any] = {"per_device_train_batch_size": 8, "num_train_epochs": 15, "lr_milestones": [10]}
 # The preset passlora: of the first lesson, if it adapts; a task's sums are large, so that not every one is kept.
 LEARN_SUMS: dict[str, Any] = {
-    "per_device_train_batch_size": 16,
+    "per_device_train_batch_size": 8,
     "num_train_epochs": 3,
     "lr_milestones": [2],
     "learning_rate": 0.002,

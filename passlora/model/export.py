@@ -43,9 +43,14 @@ def as_linear(learner: Learner) -> Linear:
     return linear
 
 
+def node_views(learner: Learner) -> int:
+    """Nodes a class: a trained head has one for each rotation."""
+    return learner.config.method.num_views if learner.network.classifier.trained else 1
+
+
 def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Path) -> None:
     """`timm.create_model("local-dir:OUT", pretrained=True)` reads it; with rotations, class c is node 4c."""
-    backbone, method = learner.network.backbone, learner.config.method
+    backbone = learner.network.backbone
     plain = backbone.merged()
     architecture, arguments = plain.origin
     if architecture == RESNET18:
@@ -58,7 +63,7 @@ def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Pat
         )
     known = plain.pretrained_cfg
     name, nodes, side = known.get("classifier") or "head", len(linear.weight), backbone.image_size
-    views = method.num_views
+    views = node_views(learner)
     labels = [f"{label}@{90 * v}" for label in classes for v in range(views)] if views > 1 else list(classes)
     settings: dict[str, Any] = {
         "architecture": architecture,
@@ -98,7 +103,7 @@ def write_transformers(learner: Learner, linear: Linear, classes: list[str], fol
         architecture_args=arguments,
         feature_dim=backbone.feature_dim,
         feature_blocks=backbone.feature_blocks,
-        num_views=method.num_views,
+        num_views=node_views(learner),
         inference=method.inference,
         unit_length=linear.unit_length,
         **({} if linear.map is None else describe_map(linear.map)),

@@ -187,8 +187,9 @@ class PassLora:
             )
         if views is None:
             return method.inference
-        if views not in (1, method.num_views):
-            only = "1 or 4" if method.sst else "1: it was trained without rotations"
+        rotated = method.sst and self.learner.network.classifier.trained
+        if views not in ((1, method.num_views) if rotated else (1,)):
+            only = "1 or 4" if rotated else "1: its classifier reads no rotations"
             raise PassloraError(f"views must be {only}, got {views}")
         return "single" if views == 1 else "multiview"
 

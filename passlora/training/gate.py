@@ -38,7 +38,8 @@ def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> 
     backbone = learner.network.backbone
     before = {name: tensor.detach().clone() for name, tensor in backbone.state().items()}
     frozen = right_answers(learner, data, classes, asked)
-    training: TaskTraining = learner.training_of(every_other(data), -(-classes // 2))
+    plainly = learner.config.settle(sst=False)  # rotations take four times as long, and change no decision seen so far
+    training: TaskTraining = learner.training_of(every_other(data), -(-classes // 2), config=plainly)
     try:
         training.run(Hooks(name=f"{name}, trying to adapt"))
         adapted = right_answers(learner, data, classes, asked)

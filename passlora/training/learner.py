@@ -134,19 +134,21 @@ class Learner:
             )
         self.network.backbone.checkpoint_gradients(training.gradient_checkpointing)
 
-    def training_of(self, data: TaskData, new_classes: int, first: int = 0) -> TaskTraining:
+    def training_of(
+        self, data: TaskData, new_classes: int, first: int = 0, config: Config | None = None
+    ) -> TaskTraining:
         """The steps of the next task, with the head grown: the classifier, or one that is thrown away afterwards.
 
-        `first` is the model's number of the head's first class.
+        `first` is the model's number of the head's first class; `config` is another one than the model's.
         """
-        network = self.network
+        network, config = self.network, config or self.config
         if not network.classifier.trained:
-            head = Head(network.backbone.feature_dim, self.config.method)
+            head = Head(network.backbone.feature_dim, config.method)
             network = Network(network.backbone, head.to(self.accelerator.device))
         head = network.classifier  # type: ignore[assignment]
         old_head = (head.weight.detach().clone(), head.bias.detach().clone())
         head.grow(new_classes)
-        return TaskTraining(self.config, self.accelerator, network, self.memory, self.task, data, old_head, first)
+        return TaskTraining(config, self.accelerator, network, self.memory, self.task, data, old_head, first)
 
     def _train(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None) -> None:
         self._reader.forget()
