@@ -181,12 +181,21 @@ SUMS = "the mean of each class's features and one matrix of their products, summ
         ("slda", f"{SUMS}. No image"),
         ("klda", f"{SUMS} (of random functions of the features of 1 view of an image). No image"),
         ("fecam", "one mean feature vector and one covariance a class. No image"),
+        (
+            "rgda",
+            "one mean feature vector and a few directions of its spread a class, and one covariance of all classes.",
+        ),
+        (
+            "anacp",
+            "an adapter and the mean of each class's features and the sum of random functions of them, and matrices",
+        ),
+        ("joint-probe", "a linear layer. No image"),
     ],
 )
 def test_what_is_stored_is_that_of_the_classifier(tmp_path, preset, words):
     text = render(tmp_path, manifest(preset=preset), "ann/x")
     assert f"For each task {words}" in text
-    is_frozen = preset in ("ncm", "slda", "klda", "fecam")
+    is_frozen = preset in ("ncm", "slda", "klda", "fecam", "rgda", "joint-probe")
     assert ("whose weights stay as they are" in text) == is_frozen
     assert ("LoRA adapters of rank 4" in text) == ("lora" in front_matter(text)["tags"]) == (not is_frozen)
 

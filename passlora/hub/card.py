@@ -174,6 +174,8 @@ def timm_name(settings: dict[str, Any]) -> str | None:
     name = settings["model_name_or_path"]
     if not has_adapter(settings) or not settings["pretrained"] or is_local(settings) or name == "passlora/vit-mini":
         return None
+    if settings["feature_blocks"] > 1:  # timm's own features are those of one block
+        return None
     return f"hf-hub:{name}" if "/" in name and ":" not in name else name
 
 
