@@ -60,7 +60,22 @@ def pytest_unconfigure():
     gc.unfreeze()  # some libraries count what they leave behind
 
 
-LONG = ("test_lifecycle", "test_reproduce", "test_page", "test_baselines", "test_format1", "test_run", "test_beyond")
+def pytest_xdist_auto_num_workers():
+    """One more than cores: tests wait for files, servers and other processes, and not every worker ends at once."""
+    return (os.cpu_count() or 1) + 1
+
+
+LONG = (
+    "test_rivals",
+    "test_drift",
+    "test_lifecycle",
+    "test_reproduce",
+    "test_page",
+    "test_baselines",
+    "test_format1",
+    "test_run",
+    "test_beyond",
+)
 
 
 def pytest_collection_modifyitems(items):

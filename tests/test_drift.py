@@ -32,7 +32,7 @@ def pairs(after, count=200, views=1, noise=0.0):
 
 def test_a_linear_map_is_found_and_moves_means_and_covariances():
     true, shift = torch.eye(D, dtype=torch.float64) + 0.3 * random(D, D, seed=2), random(D, seed=3)
-    drift = LinearDrift.fit(pairs(lambda z: z @ true + shift))
+    drift = LinearDrift.fit(pairs(lambda z: z @ true + shift), D)
     assert torch.allclose(drift.matrix, true, atol=1e-2) and drift.residual < 1e-3
     means, other = random(5, D, seed=4), random(500, D, seed=5)
     assert torch.allclose(drift.means(means), means @ true + shift, atol=0.05)
@@ -42,16 +42,16 @@ def test_a_linear_map_is_found_and_moves_means_and_covariances():
 
 def test_nothing_is_moved_where_held_out_images_gain_nothing():
     """Noise alone: every map that explains it on the images it was fitted to is worse on the others."""
-    drift = LinearDrift.fit(pairs(lambda z: z, count=8, noise=1.0))
+    drift = LinearDrift.fit(pairs(lambda z: z, count=8, noise=1.0), D)
     assert drift.residual <= 1
-    still = LinearDrift.fit(pairs(lambda z: z))
+    still = LinearDrift.fit(pairs(lambda z: z), D)
     assert still.residual == 1 and torch.equal(still.matrix, torch.eye(D, dtype=torch.float64))
     assert torch.equal(still.means(random(3, D)), random(3, D))
 
 
 def test_few_images_pull_towards_the_identity():
     true = torch.eye(D, dtype=torch.float64) + 0.3 * random(D, D, seed=2)
-    few, many = (LinearDrift.fit(pairs(lambda z: z @ true, count=n, noise=0.5)) for n in (6, 2000))
+    few, many = (LinearDrift.fit(pairs(lambda z: z @ true, count=n, noise=0.5), D) for n in (6, 2000))
     away = [float((drift.matrix - torch.eye(D)).norm()) for drift in (few, many)]
     assert away[0] < away[1] and float((many.matrix - true).norm()) < 0.2
 
@@ -59,22 +59,30 @@ def test_few_images_pull_towards_the_identity():
 @pytest.mark.parametrize("kind", [LinearDrift, SDCDrift])
 def test_two_processes_find_what_one_finds(kind):
     ((before, after, positions),) = pairs(lambda z: z * 1.3 + 0.2, count=61, views=4, noise=0.1)
-    whole = kind.fit([(before, after, positions)]).means(random(3, D))
+    whole = kind.fit([(before, after, positions)], D).means(random(3, D))
 
     def share(rank, reduce):
         own = positions % 2 == rank
         batches = [(before[own][i : i + 9], after[own][i : i + 9], positions[own][i : i + 9]) for i in range(0, 31, 9)]
-        return kind.fit([batch for batch in batches if len(batch[2])], reduce).means(random(3, D))
+        return kind.fit([batch for batch in batches if len(batch[2])], D, reduce).means(random(3, D))
 
     for found in in_two_shares(share):
         torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [LinearDrift, SDCDrift])
+def test_a_process_without_an_image_finds_it_too(kind):
+    whole = pairs(lambda z: z * 1.3 + 0.2, count=7)
+    expected = kind.fit(whole, D).means(random(3, D))
+    for found in in_two_shares(lambda rank, reduce: kind.fit([] if rank else whole, D, reduce).means(random(3, D))):
+        torch.testing.assert_close(found, expected)
 
 
 def test_sdc_moves_a_mean_as_its_neighbours_moved():
     here, there = 0.1 * random(50, 1, D), 10 + 0.1 * random(50, 1, D, seed=1)
     z = torch.cat([here, there])
     after = torch.cat([here + 1.0, there - 2.0])
-    drift = SDCDrift.fit([(z, after, torch.arange(100))])
+    drift = SDCDrift.fit([(z, after, torch.arange(100))], D)
     means = torch.tensor([[0.0] * D, [10.0] * D], dtype=torch.float64)
     torch.testing.assert_close(drift.means(means), means + torch.tensor([[1.0], [-2.0]]), rtol=1e-3, atol=1e-3)
     covariance = random(D, D)
@@ -119,7 +127,7 @@ def test_what_cannot_be_moved_says_so():
 
 def taught(**settings):
     """Two tasks of digits on a small network; the learner, and the features of each task's images at the end."""
-    base = {"dataset_name": "digits", "max_train_per_class": 20, "horizontal_flip": False, "crop_padding": 0}
+    base = {"dataset_name": "digits", "max_train_per_class": 12, "horizontal_flip": False, "crop_padding": 0}
     base |= {"num_train_epochs": 3, "per_device_train_batch_size": 8, "learning_rate": 0.01, "task_sizes": [5, 5]}
     config = Config.make(**{**base, **SMALL, **settings})
     learner = Learner(config, make_accelerator(config.training))

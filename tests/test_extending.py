@@ -91,6 +91,7 @@ def done(site):
     return dict(zip(commands, map(json.loads, process.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_with_it(site, done):
     code, out, err = done["train"]
     assert code == 0, err
@@ -105,6 +106,7 @@ def test_a_run_with_it(site, done):
     assert (second["variances"] > 0).all()
 
 
+@pytest.mark.slow
 def test_every_command_knows_it(site, done):
     for name in ("info", "learn", "again", "predict", "eval", "rollback", "help"):
         assert done[name][0] == 0, done[name]
@@ -119,6 +121,7 @@ def test_every_command_knows_it(site, done):
     assert done["typo"][0] == 2 and "did you mean 'gauss'?" in done["typo"][2]
 
 
+@pytest.mark.slow
 def test_without_the_plugin_the_sentence_tells_of_plugins(site, done, image_tree, tmp_path, cli):
     assert "gauss" not in KINDS, "this process has not loaded it"
     folder, photos = site.parent / "run", image_tree(count=1)

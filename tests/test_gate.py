@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -117,9 +118,41 @@ def test_what_is_trained_on_is_not_asked():
     task = select(images, data.train.labels, data.class_names, {str(d): i + 3 for i, d in enumerate((5, 7, 2, 9, 4))})
     task = gate.numbered_from_0(task)
     assert sorted(set(task.classes[task.rows].tolist())) == [0, 1, 2, 3, 4]
-    tuned = gate.every_other(task)
+    tuned = gate.every_other(task, 0)
     assert sorted(set(data.train.labels[tuned.rows].tolist())) == [2, 4, 5]
     assert sorted(set(tuned.classes[tuned.rows].tolist())) == [0, 1, 2]
+    others = gate.every_other(task, 1)
+    assert sorted(set(data.train.labels[others.rows].tolist())) == [7, 9]
+    assert sorted(set(others.classes[others.rows].tolist())) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("gains", "pays", "trials"),
+    [
+        ([1.0], True, 1),  # beyond doubt
+        ([-0.1], False, 1),
+        ([0.3, 0.5], True, 2),
+        ([0.3, 0.0], False, 2),
+        ([0.3, -1.0], False, 2),
+    ],
+)
+def test_halves_change_places_where_one_leaves_doubt(monkeypatch, gains, pays, trials):
+    """`gains`: by how much the mean cross entropy of asked images falls in each trial, a deviation being 1."""
+    classes, scatter, done = torch.arange(4).repeat_interleave(10), torch.tensor([-1.0, 1.0]).repeat(20), []
+
+    def trial(learner, data, count, half, name):
+        done.append(half)
+        # What is not asked, since it was trained on, would say the opposite.
+        gain = torch.where(classes % 2 == half, -9.0, gains[len(done) - 1])
+        return gate.Answers(classes, -gain + scatter, classes >= 0)
+
+    class Alone:
+        add_up = staticmethod(lambda tensor: tensor)
+
+    monkeypatch.setattr(gate, "answers", lambda *given: gate.Answers(classes, torch.zeros(40), classes >= 0))
+    monkeypatch.setattr(gate, "answers_of_a_trial", trial)
+    data = gate.TaskData(None, np.arange(40), classes.numpy())
+    assert gate.adapting_pays(Alone, data, 4, "") is pays and done == [0, 1][:trials]
 
 
 def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch, adapted, blind):
@@ -128,8 +161,8 @@ def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monk
     losses, calls = TaskTraining.losses, []
 
     def stop(self, *arguments):
-        calls.append(1)
-        if len(calls) == 8 * 4 + 40:  # batches of 16: the trial takes 32 steps on half of the classes, then come 64
+        calls.append(self.config.method.sst)
+        if sum(calls) == 40:  # of 64 steps, after trials, which do without rotations
             raise KeyboardInterrupt
         return losses(self, *arguments)
 
@@ -137,7 +170,7 @@ def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", save_steps=10, **blind)
     monkeypatch.setattr(TaskTraining, "losses", losses)
-    monkeypatch.setattr(gate, "right_answers", lambda *arguments: pytest.fail("decided already"))
+    monkeypatch.setattr(gate, "answers", lambda *arguments: pytest.fail("decided already"))
     results = run(tmp_path / "run", save_steps=10, **blind)
     assert results["accuracy_matrix"] == whole["accuracy_matrix"]
     for name in ("backbone", "classifier"):

@@ -331,6 +331,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow  # test_hub.py reads one by timm in this process
 def test_merge_is_read_by_plain_timm(taught, tmp_path, cli):
     code, out, _ = cli("merge", taught / "model", tmp_path / "merged")
     assert code == 0 and "local-dir:" in out

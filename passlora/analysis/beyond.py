@@ -22,14 +22,14 @@ from passlora.analysis.paper import DEIT, MINI, Row, Settings
 from passlora.analysis.reproduce import as_flag, run_folder
 from passlora.config import NUM_ROTATIONS, PRESETS, ROTATED_INFERENCE, Config, applicable
 from passlora.display.tables import table
+from passlora.environment import is_first_process
 from passlora.errors import PassloraError, nearest
 from passlora.folder.layout import task_folder
 
 ORDERS = (0, 1, 2, 3, 4)
 OURS = "passlora"
 METRICS = ("last", "avg", "newest", "ece", "stored", "seconds", "passes")
-NOT_OF_A_ROW = ("seed", "class_order_seed", "output_dir")
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # by degrees of freedom
+SET_BY_ORDERS = ("class_order", "class_order_seed")
 log = logging.getLogger(__name__)
 
 
@@ -113,7 +113,12 @@ MINI_COLUMNS: dict[str, Column] = {
     ),
     "fashion": Column(
         "Fashion-MNIST on passlora/vit-mini, 200 images a class, five tasks",
-        {**GRAY, "dataset_name": "fashion-mnist", "max_train_per_class": 200, "max_test_per_class": 200},
+        {
+            **GRAY,
+            "dataset_name": "zalando-datasets/fashion_mnist",
+            "max_train_per_class": 200,
+            "max_test_per_class": 200,
+        },
         (*ALL_FROZEN, "PASS++", "passlora"),
     ),
     "vit-s": Column(
@@ -167,6 +172,13 @@ def configuration(column: Column, row: Row, order: int, overrides: Mapping[str, 
 
 def check(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str]) -> None:
     """Every run of every column can be made; before the first one is."""
+    columns = chosen_columns(scale, names).values()
+    for name in ("dataset_name", "model_name_or_path"):
+        if name in overrides and len({column.settings[name] for column in columns}) > 1:
+            raise PassloraError(f"these columns differ in {name}: say with --columns which one yours is for")
+    for name in SET_BY_ORDERS:
+        if name in overrides:
+            raise PassloraError(f"{name}: the comparison chooses its class orders itself, one a seed (--seeds)")
     for column in chosen_columns(scale, names).values():
         for name in column.rows:
             configuration(column, ROWS[name], 0, overrides, folder)
@@ -189,8 +201,8 @@ def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[
                 )
         flags = {**overrides, "columns": [name], **({"seeds": orders} if orders else {})}
         command = " ".join(["passlora reproduce beyond", "--scale", scale, *map(as_flag, flags, flags.values())])
-        text = as_markdown(column, found, command)
-        files.write_text(place / "beyond.md", text)
+        if is_first_process():
+            files.write_text(place / "beyond.md", as_markdown(column, found, command))
         log.info(f"\n{column.about}\n{table(table_rows(column, found))}\n\nsaved in {place}: beyond.md")
 
 
@@ -214,9 +226,10 @@ def measured(config: Config, kept: Path, sources: dict[Any, Any]) -> dict[str, f
         results["adapted"] = adapted(Path(config.training.output_dir))
     numbers = {name: float(results[name]) for name in METRICS if name in results}
     numbers["passes"] = passes(config)
-    files.write_json(
-        kept, {**numbers, "of": stamp, **({"adapted": results["adapted"]} if "adapted" in results else {})}
-    )
+    if is_first_process():
+        files.write_json(
+            kept, {**numbers, "of": stamp, **({"adapted": results["adapted"]} if "adapted" in results else {})}
+        )
     return numbers
 
 
@@ -224,11 +237,20 @@ def shared_features(config: Config, sources: dict[Any, Any]) -> Any:
     """One a backbone and dataset."""
     from passlora.analysis.on_features import FrozenFeatures
 
-    key = json.dumps([vars(config.model), config.data.dataset_name, config.data.max_classes], sort_keys=True)
+    views = config.method.classifier_views if config.model.feature_blocks > 1 else NUM_ROTATIONS
+    # The seed draws the test images of a dataset that has none of its own, and the weights of a backbone without.
+    seed = config.training.seed if is_seeded(config) else None
+    key = json.dumps([vars(config.model), vars(config.data), views, seed], sort_keys=True, default=str)
     if key not in sources:
-        views = 1 if config.model.feature_blocks > 1 else NUM_ROTATIONS
+        sources.clear()  # one at a time is held in memory
         sources[key] = FrozenFeatures(config, views)
     return sources[key]
+
+
+def is_seeded(config: Config) -> bool:
+    from passlora.data.dataset import read_splits
+
+    return not config.model.pretrained or read_splits(config.data)[1] is None
 
 
 def passes(config: Config) -> float:
@@ -258,14 +280,16 @@ def adapted(folder: Path) -> str:
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Mean of paired differences, and half the width of its 95% interval (Student's t)."""
+    from scipy.stats import t as student
+
     n = len(differences)
     if n < 2:
         return fmean(differences), math.nan
-    return fmean(differences), T_95.get(n - 1, 1.96) * stdev(differences) / math.sqrt(n)
+    return fmean(differences), float(student.ppf(0.975, n - 1)) * stdev(differences) / math.sqrt(n)
 
 
 def table_rows(column: Column, found: Mapping[str, list[dict[str, float]]]) -> list[list[str]]:
-    """A method a row; what beats our own by more than chance is in bold."""
+    """A method a row; the best in bold. A bound has one stage, so no average over stages."""
     rows = [["method", *METRICS[:-3], "numbers stored", "seconds", "passes", f"last, less {column.reference}"]]
     ours = [part["last"] for part in found[column.reference]]
     best = max(fmean(part["last"] for part in parts) for name, parts in found.items() if name not in bounds())
@@ -276,7 +300,7 @@ def table_rows(column: Column, found: Mapping[str, list[dict[str, float]]]) -> l
             shown = f"{fmean(values):,.0f}" if metric in METRICS[-3:] else f"{fmean(values):.1f}"
             if metric == "last" and len(values) > 1:
                 shown += f" ± {stdev(values):.1f}"
-            line.append(shown)
+            line.append("" if metric in ("avg", "newest") and name in bounds() else shown)
         mean, half = interval([part["last"] - own for part, own in zip(parts, ours, strict=True)])
         line.append("" if name == column.reference else f"{mean:+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}"))
         if name not in bounds() and fmean(part["last"] for part in parts) >= best - 1e-9:

@@ -189,6 +189,8 @@ def under_preset(given: Mapping[str, Any], preset: str) -> dict[str, Any]:
     if "classifier" not in new:  # a trained head, whatever read the features before
         kept.pop("classifier", None)
         kept.pop("adapt_tasks", None)
+        if "classifier" in old:
+            kept.pop("sst", None)
     if "classifier" in new:
         kept.pop("extra_inference", None)
     elif "extra_inference" in kept and not new.get("sst", True):

@@ -14,7 +14,8 @@ from passlora.errors import PassloraError
 Inference = Literal["multiview", "single", "vanilla", "nearest_prototype"]
 ROTATED_INFERENCE = ("multiview", "vanilla")
 NUM_ROTATIONS = 4
-FOLLOWING = ("head", "ncm", "slda")  # classifiers whose knowledge can be moved when the network has changed
+# Classifiers of passlora's own whose knowledge cannot be moved when the network has changed.
+STAYING = ("ridge", "fecam", "fetril", "anacp", "rgda", "probe")
 
 
 @dataclass
@@ -162,7 +163,7 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
         "a trained head goes with --adapt_tasks all",
     ),
     (
-        lambda m: m.adapt_tasks == "all" and (m.classifier not in FOLLOWING or (m.maps_features and m.lift != "none")),
+        lambda m: m.adapt_tasks == "all" and (m.classifier in STAYING or (m.maps_features and m.lift != "none")),
         "what the classifier {0.classifier} keeps cannot follow a network that every task trains: set --adapt_tasks "
         "first, none or auto",
     ),
@@ -170,6 +171,10 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
         lambda m: m.classifier != "head" and m.uses_prototypes,
         "the classifier {0.classifier} is fitted, and rehearses no prototypes: start from its --preset, or set "
         "--proto_aug none",
+    ),
+    (
+        lambda m: m.alignment and m.sst and m.prototype_views == 1 and bool(m.rotated_modes),
+        "alignment needs samples of every rotation: set --prototype_views 4, or --sst false",
     ),
     (
         lambda m: m.classifier != "head" and m.uses_teacher and m.kd_on == "logits",
@@ -193,6 +198,11 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
 NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
     (("sst",), lambda m: m.adapt_tasks != "none" or not m.sst, "--adapt_tasks all, first or auto"),
     (("new_loss",), lambda m: m.adapt_tasks != "none", "--adapt_tasks all, first or auto"),
+    (
+        ("new_loss",),
+        lambda m: m.classifier == "head" or m.new_loss != "new_classes",
+        "--classifier head: any other is adapted by a head of the task's own classes",
+    ),
     (
         ("temperature",),
         lambda m: m.adapt_tasks != "none" and m.new_loss != "binary",
@@ -223,8 +233,8 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
     ),
     (
         ("prototype_views",),
-        lambda m: m.uses_prototypes or m.prototype_views == 1,
-        "--proto_aug explicit or implicit",
+        lambda m: m.keeps_classes or m.prototype_views == 1,
+        "--proto_aug explicit or implicit, or --alignment true",
     ),
     (("gamma",), lambda m: m.uses_prototypes and m.proto_aug == "implicit", "--proto_aug implicit"),
     (("hard_mixing", "hard_label"), lambda m: m.uses_prototypes and m.hardness, "--hardness true"),

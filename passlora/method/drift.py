@@ -36,9 +36,8 @@ class LinearDrift:
     residual: float  # on held-out images, as a share of how far they moved; 1 if nothing is moved
 
     @classmethod
-    def fit(cls, pairs: Pairs, reduce: Reduce = alone) -> LinearDrift:
-        gram, cross, square = (reduce(part) for part in fold_sums(pairs))
-        d = gram.shape[1] - 1
+    def fit(cls, pairs: Pairs, d: int, reduce: Reduce = alone) -> LinearDrift:
+        gram, cross, square = (reduce(part) for part in fold_sums(pairs, d))
         # The constant counts as much as all features together, so that a common shift costs little.
         scale = torch.ones(d + 1, dtype=gram.dtype)
         scale[-1] = (gram[:, :d, :d].diagonal(dim1=1, dim2=2).sum() / gram[:, d, d].sum().clamp(min=1)).sqrt()
@@ -53,30 +52,26 @@ class LinearDrift:
 
     def means(self, means: Tensor) -> Tensor:
         """(..., d), moved."""
-        return (means.double().cpu() @ self.matrix + self.shift).to(means)
+        return (means.cpu().double() @ self.matrix + self.shift).to(means)
 
     def covariances(self, covariances: Tensor) -> Tensor:
         """(..., d, d), moved."""
-        return (self.matrix.T @ covariances.double().cpu() @ self.matrix).to(covariances)
+        return (self.matrix.T @ covariances.cpu().double() @ self.matrix).to(covariances)
 
 
-def fold_sums(pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+def fold_sums(pairs: Pairs, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """For each fold of the images: sum z~' z~, sum z~' D, sum |D|^2, in float64."""
-    sums: list[Tensor] = []
+    gram, cross, square = (torch.zeros(FOLDS, *size, dtype=torch.float64) for size in ((d + 1, d + 1), (d + 1, d), ()))
     for before, after, positions in pairs:
-        z, views = before.double().cpu(), before.shape[1]
-        moved = (after.double().cpu() - z).flatten(0, 1)
+        z = before.cpu().double()
+        moved = (after.cpu().double() - z).flatten(0, 1)
+        fold = (positions.cpu() % FOLDS).repeat_interleave(z.shape[1])
         z = F.pad(z.flatten(0, 1), (0, 1), value=1.0)
-        fold = (positions.cpu() % FOLDS).repeat_interleave(views)
-        if not sums:
-            d = moved.shape[1]
-            sums = [torch.zeros(FOLDS, *size, dtype=z.dtype) for size in ((d + 1, d + 1), (d + 1, d), ())]
         for k in range(FOLDS):
             own = fold == k
-            sums[0][k] += z[own].T @ z[own]
-            sums[1][k] += z[own].T @ moved[own]
-            sums[2][k] += moved[own].square().sum()
-    gram, cross, square = sums
+            gram[k] += z[own].T @ z[own]
+            cross[k] += z[own].T @ moved[own]
+            square[k] += moved[own].square().sum()
     return gram, cross, square
 
 
@@ -111,10 +106,10 @@ class SDCDrift:
     reduce: Reduce = alone
 
     @classmethod
-    def fit(cls, pairs: Pairs, reduce: Reduce = alone) -> SDCDrift:
-        parts = [
-            (before.double().cpu().flatten(0, 1), after.double().cpu().flatten(0, 1)) for before, after, _ in pairs
-        ]
+    def fit(cls, pairs: Pairs, d: int, reduce: Reduce = alone) -> SDCDrift:
+        nothing = torch.zeros(0, d, dtype=torch.float64)
+        parts = [(nothing, nothing)]  # a process may have no image of a task
+        parts += [(old.cpu().double().flatten(0, 1), new.cpu().double().flatten(0, 1)) for old, new, _ in pairs]
         before, after = (torch.cat(part) for part in zip(*parts, strict=True))
         count = reduce(torch.tensor(float(len(before)), dtype=torch.float64))
         centre = reduce(before.sum(dim=0)) / count
@@ -122,7 +117,7 @@ class SDCDrift:
         return cls(before, after - before, max(SDC_VARIANCE * spread, 1e-30), reduce)
 
     def means(self, means: Tensor) -> Tensor:
-        mu = means.double().cpu().reshape(-1, means.shape[-1])
+        mu = means.cpu().double().reshape(-1, means.shape[-1])
         weight = (-torch.cdist(mu, self.before).square() / (2 * self.variance)).exp()
         total, weights = self.reduce(weight @ self.moved), self.reduce(weight.sum(dim=1))
         return (mu + total / weights.clamp(min=1e-300)[:, None]).view(means.shape).to(means)

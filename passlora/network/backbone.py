@@ -146,6 +146,8 @@ def check_blocks(network: Any, count: int) -> None:
     blocks = len(getattr(network, "blocks", ()))
     if not blocks or not getattr(network, "num_prefix_tokens", 0) or getattr(network, "cls_token", None) is None:
         raise PassloraError("feature_blocks needs a vision transformer with a class token, which this backbone is not")
+    if isinstance(getattr(network, "norm", None), nn.Identity):
+        raise PassloraError("feature_blocks needs a final norm of tokens, which this backbone does not have")
     if count > blocks:
         raise PassloraError(f"feature_blocks {count}: this backbone has {blocks} blocks")
 

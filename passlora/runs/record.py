@@ -93,7 +93,7 @@ def combine(config: Config, runs: dict[str, Results]) -> Results:
             mode: metrics.over_runs([part["inference_modes"][mode] for part in parts])
             for mode in parts[0]["inference_modes"]
         }
-        named = {key: parts[0][key] for key in ("preset", "inference")}
+        named = {key: parts[0][key] for key in ("preset", "inference", "task_sizes")}
         return {**named, **metrics.over_runs(parts), "inference_modes": modes}
 
     combined: Any = {

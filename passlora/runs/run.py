@@ -11,7 +11,6 @@ from accelerate import Accelerator
 
 from passlora.config import Config, without_data_path
 from passlora.data.dataset import load_dataset
-from passlora.data.scenario import make_scenario
 from passlora.display import figures
 from passlora.display.tables import final_table, seeds_table
 from passlora.errors import PassloraError
@@ -81,13 +80,13 @@ def train_one(config: Config, folder: Path, root: Path, accelerator: Accelerator
     training, uploads = config.training, None
     with accelerator.main_process_first():  # one process fills the dataset cache, the others read it
         dataset = load_dataset(config.data, training.seed)
-    scenario = make_scenario(config.scenario, dataset.train.labels.tolist(), len(dataset.class_names))
-    stream = Stream(root, dataset, scenario, accelerator)
+    stream = Stream(root, dataset, config.scenario, accelerator)
     if training.push_to_hub and accelerator.is_main_process:
         uploads = Uploads(folder, str(training.hub_model_id), training.hub_private_repo)
     results = stream.run(config, folder, config.method.preset, uploads)
     results["compare"] = {
-        preset: stream.run(config.as_preset(preset), folder / "compare" / preset, preset) for preset in training.compare
+        preset: stream.of(other.scenario).run(other, folder / "compare" / preset, preset)
+        for preset, other in ((preset, config.as_preset(preset)) for preset in training.compare)
     }
     if accelerator.is_main_process:
         check_still_there(root)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from passlora.config import Config
+from passlora.config import Config, ScenarioConfig
 from passlora.data.batches import Images, TaskData
 from passlora.data.dataset import Dataset
-from passlora.data.scenario import Scenario
+from passlora.data.scenario import Scenario, make_scenario
 from passlora.errors import PassloraError
 from passlora.folder.history import check_no_rollback
 from passlora.folder.layout import MANIFEST
@@ -39,8 +39,10 @@ log = logging.getLogger(__name__)
 class Stream:
     """Methods are run over it one after another; `folder` is that of the whole run."""
 
-    def __init__(self, folder: Path, dataset: Dataset, scenario: Scenario, accelerator: Accelerator) -> None:
-        self.folder, self.dataset, self.scenario, self.accelerator = folder, dataset, scenario, accelerator
+    def __init__(self, folder: Path, dataset: Dataset, tasks: ScenarioConfig, accelerator: Accelerator) -> None:
+        self.folder, self.dataset, self.tasks, self.accelerator = folder, dataset, tasks, accelerator
+        scenario = make_scenario(tasks, dataset.train.labels.tolist(), len(dataset.class_names))
+        self.scenario: Scenario = scenario
         self.loaded: dict[Any, LoadedData] = {}
         for task in range(scenario.num_tasks):
             if not np.isin(dataset.test.labels, scenario.labels(task)).any():
@@ -51,6 +53,14 @@ class Stream:
             f"{dataset.name}: {len(dataset.train)} training and {len(dataset.test)} test images, "
             f"{scenario.num_classes} classes in {scenario.num_tasks} tasks ({sizes})"
         )
+
+    def of(self, tasks: ScenarioConfig) -> Stream:
+        """The same images in other tasks: a bound sees all classes in one."""
+        if tasks == self.tasks:
+            return self
+        other = Stream(self.folder, self.dataset, tasks, self.accelerator)
+        other.loaded = self.loaded
+        return other
 
     def names(self, task: int) -> list[str]:
         """The classes of a task, in the order of learning."""

@@ -19,7 +19,7 @@ from passlora.display.progress import progress
 from passlora.errors import PassloraError
 from passlora.method import drift as drifts
 from passlora.method.alignment import align
-from passlora.method.classifiers import Head, make_classifier
+from passlora.method.classifiers import Classifier, Head, make_classifier
 from passlora.method.features import FeatureBatch, TaskFeatures
 from passlora.method.memory import Memory
 from passlora.network.factory import make_backbone
@@ -53,6 +53,8 @@ class Learner:
         set_seed(config.training.seed)
         backbone = make_backbone(config.model)
         classifier = make_classifier(backbone.feature_dim, config.method)
+        if config.method.drift != "none" and not classifier.trained and type(classifier).move is Classifier.move:
+            raise PassloraError(f"the classifier {config.method.classifier} cannot follow a network: set --drift none")
         # A classifier that is not trained keeps exact sums, in float64, which not every device has.
         self.network = Network(backbone.to(accelerator.device), classifier)
         if classifier.trained:
@@ -93,7 +95,7 @@ class Learner:
         """Move what is kept of old classes, as the new images' features moved in training."""
         kind, classifier = self.config.method.drift, self.network.classifier
         pairs = ((old, new, positions) for (old, *_), (new, _, positions) in zip(before, features, strict=True))
-        drift = drifts.KINDS[kind].fit(pairs, features.reduce)
+        drift = drifts.KINDS[kind].fit(pairs, features.dim, features.reduce)
         if isinstance(drift, drifts.LinearDrift):
             log.info(
                 f"a linear map explains {100 * (1 - drift.residual):.0f}% of how features of held-out images moved"

@@ -7,6 +7,7 @@ Gaussian samples of every class.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +16,7 @@ from passlora.config import MethodConfig
 from passlora.method.classifiers.base import Linear, register
 from passlora.method.classifiers.ncm import ClassMeans
 from passlora.method.classifiers.slda import oas_shrinkage
+from passlora.method.discriminant import is_nothing
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import TaskFeatures
 from passlora.method.triangle import packed, size, unpacked
@@ -76,7 +78,7 @@ class AnaCP(ClassMeans):
         freedom = int(self.counts.sum()) - self.num_classes
         whole = unpacked(self.scatter.cpu(), self.feature_dim) / max(freedom, 1)
         identity = torch.eye(len(whole), dtype=whole.dtype)
-        if freedom == 0 or whole.trace() <= 0:  # one image a class, or equal ones
+        if freedom == 0 or is_nothing(whole, self.means.cpu()):  # one image a class, or equal ones
             return identity
         share = oas_shrinkage(whole, freedom)
         return (1 - share) * whole + share * whole.trace() / len(whole) * identity
@@ -94,12 +96,12 @@ class AnaCP(ClassMeans):
 
     def read_samples(self, means: Tensor, lower: Tensor, projections: Tensor) -> tuple[Tensor, Tensor]:
         """Ridge onto one-hot classes, from projected Gaussian samples: weights (classes, heads * d) and bias."""
-        chance = torch.Generator().manual_seed(0)
+        chance = np.random.RandomState(0)  # whose stream is frozen: a model answers the same for ever
         width = HEADS * self.feature_dim + 1
         gram, cross = torch.zeros(width, width, dtype=means.dtype), torch.zeros(width, len(means), dtype=means.dtype)
         for start in range(0, len(means), SAMPLES):
             own = torch.arange(start, min(start + SAMPLES, len(means))).repeat_interleave(SAMPLES)
-            noise = torch.randn(len(own), self.feature_dim, generator=chance, dtype=means.dtype) @ lower.T
+            noise = torch.from_numpy(chance.standard_normal((len(own), self.feature_dim))) @ lower.T
             z = (means[own] + noise)[:, None]
             y = F.pad((self.heads(z) @ projections).transpose(0, 1).flatten(1), (0, 1), value=1.0)
             gram += y.T @ y

@@ -12,6 +12,7 @@ from torch import Tensor
 from passlora.config import MethodConfig
 from passlora.method.classifiers.base import register
 from passlora.method.classifiers.ncm import ClassMeans
+from passlora.method.discriminant import is_nothing
 from passlora.method.features import TaskFeatures
 from passlora.method.memory import collect
 from passlora.method.triangle import packed, size, unpacked
@@ -57,9 +58,9 @@ class RGDA(ClassMeans):
         """What all classes' covariances have in common."""
         d, freedom = self.feature_dim, int(self.counts.sum()) - self.num_classes
         whole = unpacked(self.scatter.cpu(), d) / max(freedom, 1)
-        level = whole.trace() / d
-        if level <= 0:  # one image a class, or equal ones
+        if is_nothing(whole, self.means.cpu()):  # one image a class, or equal ones
             return torch.eye(d, dtype=torch.float64)
+        level = whole.trace() / d
         return SHARED * whole + IDENTITY * level * torch.eye(d, dtype=torch.float64)
 
     def whitened(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
