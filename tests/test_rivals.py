@@ -250,3 +250,37 @@ def test_joint_training_sees_all_classes_in_one_task():
 
     assert make_scenario(config.scenario, list(range(10)), 10).task_sizes == (10,)
     assert Config.make(preset="pass++", num_tasks=5, compare=["joint"]).as_preset("joint").scenario.joint
+
+
+def test_bounds_beside_a_run_see_all_classes_at_once(tmp_path, cli):
+    """Over two seeds, with the pictures, and in the report page: their curve is one point."""
+    flags = ["--dataset_name", "digits", "--num_tasks", "5", "--max_train_per_class", "6", "--max_test_per_class", "3"]
+    flags += [*SMALL_FLAGS, "--preset", "ncm", "--compare", "joint", "joint-probe", "--num_train_epochs", "1"]
+    code, _, err = cli("train", *flags, "--seeds", "0", "1", "--output_dir", tmp_path / "run")
+    assert code == 0, err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["task_sizes"] == [2] * 5 and len(results["stage_accuracy"]) == 5
+    for bound in ("joint", "joint-probe"):
+        part = results["compare"][bound]
+        assert part["task_sizes"] == [10] and len(part["stage_accuracy"]) == 1
+    code, _, err = cli("report", tmp_path / "run", "--html", tmp_path / "page.html")
+    assert code == 0 and "joint-probe" in (tmp_path / "page.html").read_text(), err
+
+
+def test_the_comparison_refuses_what_would_mix_columns(tmp_path):
+    with pytest.raises(PassloraError, match="these columns differ in dataset_name"):
+        beyond.check("mini", {"dataset_name": "photos"}, tmp_path, ["digits", "50-images"])
+    with pytest.raises(PassloraError, match="chooses its class orders itself"):
+        beyond.check("mini", {"class_order_seed": 3}, tmp_path, ["digits"])
+
+
+def test_a_held_out_test_split_is_that_of_the_order(tmp_path):
+    """Digits have no test split: the features of one order's images are not another's."""
+    sources = {}
+    found = []
+    for order in (0, 1):
+        row = beyond.ROWS["nearest mean"]
+        small = {**SMALL, "lora_r": 4}
+        config = beyond.configuration(beyond.MINI_COLUMNS["digits"], row, order, small, tmp_path)
+        found.append(beyond.shared_features(config, sources).dataset.test.labels)
+    assert not np.array_equal(found[0], found[1])

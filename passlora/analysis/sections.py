@@ -96,7 +96,7 @@ def methods(runs: list[Run]) -> dict[str, dict[str, Any]]:
     for run in runs:
         for name, part in each_method(run.results):
             named = name if len(runs) == 1 else f"{run.name}: {name}"
-            found[named] = {**part, "task_sizes": run.results["task_sizes"]}
+            found[named] = {"task_sizes": run.results["task_sizes"], **part}
     return found
 
 
