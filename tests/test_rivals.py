@@ -252,7 +252,7 @@ def test_joint_training_sees_all_classes_in_one_task():
     assert Config.make(preset="pass++", num_tasks=5, compare=["joint"]).as_preset("joint").scenario.joint
 
 
-def test_bounds_beside_a_run_see_all_classes_at_once(tmp_path, cli):
+def test_bounds_beside_a_run_see_all_classes_at_once(tmp_path, cli, monkeypatch):
     """Over two seeds, with the pictures, and in the report page: their curve is one point."""
     flags = ["--dataset_name", "digits", "--num_tasks", "5", "--max_train_per_class", "6", "--max_test_per_class", "3"]
     flags += [*SMALL_FLAGS, "--preset", "ncm", "--compare", "joint", "joint-probe", "--num_train_epochs", "1"]
@@ -263,6 +263,7 @@ def test_bounds_beside_a_run_see_all_classes_at_once(tmp_path, cli):
     for bound in ("joint", "joint-probe"):
         part = results["compare"][bound]
         assert part["task_sizes"] == [10] and len(part["stage_accuracy"]) == 1
+    monkeypatch.undo()  # the page's pictures are drawn
     code, _, err = cli("report", tmp_path / "run", "--html", tmp_path / "page.html")
     assert code == 0 and "joint-probe" in (tmp_path / "page.html").read_text(), err
 
