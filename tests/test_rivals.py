@@ -17,7 +17,7 @@ from transformers import pipeline
 
 import passlora.serving  # noqa: F401
 from passlora import Config, PassLora, PassloraError
-from passlora.analysis import beyond
+from passlora.analysis import beyond, rivals
 from passlora.config import ModelConfig
 from passlora.method.classifiers import anacp, make_classifier, rgda
 from passlora.method.features import of_tensors
@@ -212,7 +212,7 @@ def test_paired_differences_and_their_interval():
 
 
 def test_every_row_of_every_column_can_be_run(tmp_path):
-    for scale in beyond.COLUMNS:
+    for scale in rivals.COLUMNS:
         beyond.check(scale, {}, tmp_path, [])
     with pytest.raises(PassloraError, match="did you mean '50-images'"):
         beyond.chosen_columns("mini", ["50-image"])
@@ -220,9 +220,9 @@ def test_every_row_of_every_column_can_be_run(tmp_path):
 
 def test_the_comparison_from_the_command_line(tmp_path, cli, monkeypatch):
     rows = ("nearest mean", "passlora, never adapted", "passlora")
-    column = beyond.MINI_COLUMNS["digits"]
+    column = rivals.MINI_COLUMNS["digits"]
     few = {**column.settings, **SMALL, "max_train_per_class": 4, "max_test_per_class": 3, "num_train_epochs": 1}
-    monkeypatch.setitem(beyond.MINI_COLUMNS, "digits", beyond.Column("digits", few, rows))
+    monkeypatch.setitem(rivals.MINI_COLUMNS, "digits", rivals.Column("digits", few, rows))
     flags = ["--scale", "mini", "--columns", "digits", "--seeds", "0", "1", "--lift_width", "40"]
     flags += ["--output_dir", str(tmp_path)]
     code, out, err = cli("reproduce", "beyond", *flags)
@@ -280,8 +280,8 @@ def test_a_held_out_test_split_is_that_of_the_order(tmp_path):
     sources = {}
     found = []
     for order in (0, 1):
-        row = beyond.ROWS["nearest mean"]
+        row = rivals.ROWS["nearest mean"]
         small = {**SMALL, "lora_r": 4}
-        config = beyond.configuration(beyond.MINI_COLUMNS["digits"], row, order, small, tmp_path)
+        config = beyond.configuration(rivals.MINI_COLUMNS["digits"], row, order, small, tmp_path)
         found.append(beyond.shared_features(config, sources).dataset.test.labels)
     assert not np.array_equal(found[0], found[1])
