@@ -61,7 +61,7 @@ FLAGS = {
 # The first lesson has the four classes that deciding whether to adapt takes.
 FITTED = {"fetril": ["--num_train_epochs", 1], "passlora": ["--lift_width", 30], "sldc": ["--num_train_epochs", 1]}
 # What the default tests try of these; the others come with the slow ones.
-QUICK_FLAGS, QUICK_FITTED = "batch norm, accumulation", "passlora"
+QUICK_FITTED = "passlora"
 
 
 def numbers(folder):
@@ -119,7 +119,6 @@ def lessons(folder, preset):
 
 def quick_jobs(folder):
     """Each a command, on so many processes."""
-    yield from runs(folder, QUICK_FLAGS)
     yield from lessons(folder, QUICK_FITTED)
     photographs = image_files(folder / "photographs", size=(80, 70))
     damage_the_last_test_image(photographs)
@@ -130,7 +129,7 @@ def quick_jobs(folder):
 
 
 def more_jobs(folder):
-    for name in FLAGS.keys() - {QUICK_FLAGS}:
+    for name in FLAGS:
         yield from runs(folder, name)
     for preset in FITTED.keys() - {QUICK_FITTED}:
         yield from lessons(folder, preset)
@@ -176,9 +175,10 @@ def quick_or_slow(names, quick):
     ]
 
 
-@pytest.mark.parametrize(("name", "fixture"), quick_or_slow(FLAGS, QUICK_FLAGS))
-def test_two_processes_equal_one(request, name, fixture):
-    folder, done = request.getfixturevalue(fixture)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(FLAGS))
+def test_two_processes_equal_one(forked_more, name):
+    folder, done = forked_more
     assert ended_well(done[f"{name} 1"]) and ended_well(done[f"{name} 2"])
     assert done[f"{name} 2"]["out"][0].count("pass++ task 0 of 0-1") == 1
     said = [line for line in done[f"{name} 2"]["out"][1].splitlines() if not line.startswith("[Gloo]")]  # torch's own

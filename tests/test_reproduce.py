@@ -204,6 +204,7 @@ def test_five_accuracies_by_hand():
     assert got["all"] == pytest.approx(60)
 
 
+@pytest.mark.slow
 def test_features_on_a_plane(tmp_path, cli):
     tasks = ["--task_sizes", "6", "4", "--max_train_per_class", "4"]
     flags = [*TINY, *NETWORK, *tasks, "--output_dir", tmp_path]
@@ -215,6 +216,7 @@ def test_features_on_a_plane(tmp_path, cli):
     assert (tmp_path / "fig-4/mini/fig-4.svg").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_curves_under_corruptions(tmp_path, cli):
     flags = [*TWO_TASKS, "--max_train_per_class", "3", "--output_dir", tmp_path]
     code, out, err = cli("reproduce", "fig-15", *flags)
