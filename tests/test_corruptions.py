@@ -20,7 +20,7 @@ def picture(width=32, height=32):
     return Image.fromarray(ramp.astype(np.uint8))
 
 
-@pytest.mark.parametrize("side", [32, 96])
+@pytest.mark.parametrize("side", [32, pytest.param(96, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_each_changes_the_image_and_can_be_repeated(name, side):
     image = picture(side, side)

@@ -151,7 +151,10 @@ def test_old_classes_are_followed_through_training():
     assert away["linear"] < 0.8 * away["none"] and away["sdc"] < away["none"]
 
 
-@pytest.mark.parametrize("preset", ["slca++", "ssiat", "sldc"])
+SLOW = [pytest.param(preset, marks=pytest.mark.slow) for preset in ("slca++", "ssiat")]
+
+
+@pytest.mark.parametrize("preset", [*SLOW, "sldc"])
 def test_alignment_brings_the_nodes_of_all_tasks_to_one_scale(preset):
     """Each task trains its own nodes alone: without samples of all classes, one task's nodes shout the other's down."""
     right = {}

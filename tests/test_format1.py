@@ -407,6 +407,7 @@ def kill_sweep(tmp_path, make, tasks, kept, stride):
     assert event > 15 and formats == sorted(formats) and set(formats) == {1, 2}, "before the manifest, and after it"
 
 
+@pytest.mark.slow
 @FOLDERS
 def test_killed_while_converting_it_is_the_same_model(tmp_path, make, tasks, kept):
     kill_sweep(tmp_path, make, tasks, kept, 5)

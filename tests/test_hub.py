@@ -269,6 +269,7 @@ def timm_repository(server, repo_id, tmp_path):
     server.add(repo_id, {path.name: path.read_bytes() for path in (tmp_path / "timm").iterdir()})
 
 
+@pytest.mark.slow  # .ci/run takes it with the newest releases, too
 def test_a_backbone_of_the_hub_and_the_quick_start_of_the_card(server, tmp_path, cli, monkeypatch):
     """Every block of code in the published card runs as printed."""
     monkeypatch.chdir(tmp_path)

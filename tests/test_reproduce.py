@@ -178,6 +178,7 @@ TWO_TASKS = [*TINY, *NETWORK, "--dataset_name", "digits", "--num_tasks", "2"]
 BASE = [*TINY, "--dataset_name", "digits", "--max_classes", "5", "--max_train_per_class", "5"]
 
 
+@pytest.mark.slow
 def test_zero_cost_learning_and_its_picture(tmp_path, cli):
     code, out, err = cli("reproduce", "table-1", *BASE, "--output_dir", tmp_path)
     assert code == 0, err
@@ -229,6 +230,7 @@ def test_curves_under_corruptions(tmp_path, cli):
     assert all(f"\n{name} " in out for name in CORRUPTIONS)
 
 
+@pytest.mark.slow
 def test_classifiers_fitted_anew_on_features(tmp_path, cli):
     flags = [*TWO_TASKS, "--max_train_per_class", "8", "--output_dir", tmp_path]
     code, out, err = cli("reproduce", "features", *flags)

@@ -173,7 +173,9 @@ def data(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("preset", LIVES)
+@pytest.mark.parametrize(
+    "preset", ["layup", *(pytest.param(name, marks=pytest.mark.slow) for name in LIVES if name != "layup")]
+)
 def test_a_life(preset, data, tmp_path, cli):
     """Taught by the command line, taught on, asked, merged and served, rolled back."""
     model = tmp_path / "model"
@@ -252,6 +254,7 @@ def test_joint_training_sees_all_classes_in_one_task():
     assert Config.make(preset="pass++", num_tasks=5, compare=["joint"]).as_preset("joint").scenario.joint
 
 
+@pytest.mark.slow
 def test_bounds_beside_a_run_see_all_classes_at_once(tmp_path, cli, monkeypatch):
     """Over two seeds, with the pictures, and in the report page: their curve is one point."""
     flags = ["--dataset_name", "digits", "--num_tasks", "5", "--max_train_per_class", "6", "--max_test_per_class", "3"]
