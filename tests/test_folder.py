@@ -70,14 +70,14 @@ def test_the_last_update_is_looked_at_too(tmp_path, lessons, monkeypatch):
     made = PassLora.create(**SMALL, **LESSON, preset="finetune")
     made.learn(lessons[0])
     made.save_pretrained(tmp_path / "m")
-    before, train = fingerprint(tmp_path / "m"), Learner._train
+    before, train = fingerprint(tmp_path / "m"), Learner.adapt
 
     def spoilt(self, *args):
         train(self, *args)
         with torch.no_grad():
             self.network.classifier.weight[0, 0] = torch.nan
 
-    monkeypatch.setattr(Learner, "_train", spoilt)
+    monkeypatch.setattr(Learner, "adapt", spoilt)
     with pytest.raises(PassloraError, match="no longer numbers"):
         made.learn(lessons[1], folder=tmp_path / "m")
     assert fingerprint(tmp_path / "m") == before

@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from transformers import pipeline
 
 import passlora.serving  # noqa: F401
-from passlora import Config, PassLora, PassloraError
-from passlora.analysis import beyond, rivals
+from passlora import Config, PassLora, PassloraError, train
+from passlora.analysis import beyond, on_features, rivals
 from passlora.config import ModelConfig
 from passlora.method.classifiers import anacp, make_classifier, rgda
 from passlora.method.features import of_tensors
@@ -246,6 +246,34 @@ def test_the_comparison_from_the_command_line(tmp_path, cli, monkeypatch):
     assert "training" not in again and re.findall(r"\d+\.\d", again)[-5:] == re.findall(r"\d+\.\d", out)[-5:]
 
 
+@pytest.mark.parametrize("adapt", ["first", "auto"])
+def test_an_adapted_network_that_is_shared_makes_the_models_of_runs(tmp_path, adapt):
+    """Two classifiers on one network that was trained once, and each in a run of its own."""
+    base = {**SMALL, "dataset_name": "digits", "max_classes": 6, "max_train_per_class": 6, "max_test_per_class": 5}
+    base |= {"num_tasks": 2, "num_train_epochs": 2, "seed": 3, "class_order_seed": 3, "adapt_tasks": adapt}
+    sources = {}
+    for preset in ("slda", "ncm"):
+        config = Config.make(**base, preset=preset, output_dir=str(tmp_path / preset))
+        run = train(config)
+        decided, _ = on_features.settled(config)
+        shared = on_features.learn_stream(decided, on_features.shared_features(decided, sources))
+        assert shared["accuracy_matrix"] == run["accuracy_matrix"] and shared["ece"] == pytest.approx(
+            run["ece"], abs=1e-3
+        )
+        stored = beyond.numbers_stored(tmp_path / preset, 1)
+        assert shared["stored"] == stored
+    assert len(sources) == 1, "the network was trained once"
+
+
+def test_rows_are_chosen_and_a_wrong_one_is_refused(tmp_path):
+    chosen = beyond.chosen_columns("mini", ["digits"], ["SLDA", "passlora"])
+    assert chosen["digits"].rows == ("SLDA", "passlora")
+    with pytest.raises(PassloraError, match="did you mean 'SLDA'"):
+        beyond.chosen_columns("mini", ["digits"], ["SLDAA"])
+    with pytest.raises(PassloraError, match="the column 100-tasks has none of these rows"):
+        beyond.check("mini", {}, tmp_path, ["100-tasks"], ["PASS++"])
+
+
 def test_joint_training_sees_all_classes_in_one_task():
     config = Config.make(preset="joint", num_tasks=5)
     from passlora.data.scenario import make_scenario
@@ -286,5 +314,5 @@ def test_a_held_out_test_split_is_that_of_the_order(tmp_path):
         row = rivals.ROWS["nearest mean"]
         small = {**SMALL, "lora_r": 4}
         config = beyond.configuration(rivals.MINI_COLUMNS["digits"], row, order, small, tmp_path)
-        found.append(beyond.shared_features(config, sources).dataset.test.labels)
+        found.append(on_features.shared_features(config, sources).dataset.test.labels)
     assert not np.array_equal(found[0], found[1])

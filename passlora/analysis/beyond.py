@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -31,12 +32,24 @@ SET_BY_ORDERS = ("class_order", "class_order_seed")
 log = logging.getLogger(__name__)
 
 
-def chosen_columns(scale: str, names: Sequence[str]) -> dict[str, Column]:
+def chosen_columns(scale: str, names: Sequence[str], rows: Sequence[str] = ()) -> dict[str, Column]:
+    """With those of their rows that are asked for, or all."""
     known = COLUMNS[scale]
     for name in names:
         if name not in known:
             raise PassloraError(f"beyond has no column {name!r}{nearest(name, known)}; it has {', '.join(known)}")
-    return {name: known[name] for name in names or known}
+    for name in rows:
+        if name not in ROWS:
+            raise PassloraError(f"beyond has no row {name!r}{nearest(name, ROWS)}; it has {', '.join(ROWS)}")
+    chosen = {name: known[name] for name in names or known}
+    if not rows:
+        return chosen
+    for name, column in chosen.items():
+        own = tuple(row for row in column.rows if row in rows)
+        if not own:
+            raise PassloraError(f"the column {name} has none of these rows; it has {', '.join(column.rows)}")
+        chosen[name] = replace(column, rows=own)
+    return chosen
 
 
 def configuration(column: Column, row: Row, order: int, overrides: Mapping[str, Any], folder: Path) -> Config:
@@ -48,60 +61,68 @@ def configuration(column: Column, row: Row, order: int, overrides: Mapping[str, 
     return config.replace(output_dir=str(run_folder(folder, base) / f"order_{order}"))
 
 
-def check(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str]) -> None:
+def check(
+    scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str], rows: Sequence[str] = ()
+) -> None:
     """Every run of every column can be made; before the first one is."""
-    columns = chosen_columns(scale, names).values()
+    columns = chosen_columns(scale, names, rows).values()
     for name in ("dataset_name", "model_name_or_path"):
         if name in overrides and len({column.settings[name] for column in columns}) > 1:
             raise PassloraError(f"these columns differ in {name}: say with --columns which one yours is for")
     for name in SET_BY_ORDERS:
         if name in overrides:
             raise PassloraError(f"{name}: the comparison chooses its class orders itself, one a seed (--seeds)")
-    for column in chosen_columns(scale, names).values():
+    for column in columns:
         for name in column.rows:
             configuration(column, ROWS[name], 0, overrides, folder)
 
 
-def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str]) -> None:
-    """What is not done yet, column by column; each ends in its table."""
+def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str], rows: Sequence[str] = ()) -> None:
+    """What is not done yet, column by column and order by order; each column ends in its table."""
     orders = overrides.get("seeds")
     overrides = {name: value for name, value in overrides.items() if name != "seeds"}
-    for name, column in chosen_columns(scale, names).items():
+    for name, column in chosen_columns(scale, names, rows).items():
         place = folder / "beyond" / scale / name
-        sources: dict[Any, Any] = {}
-        found: dict[str, list[dict[str, float]]] = {}
-        for row in (ROWS[row_name] for row_name in column.rows):
-            for order in map(int, orders or column.orders):
+        sources: dict[str, Any] = {}
+        found: dict[str, list[dict[str, float]]] = {row: [] for row in column.rows}
+        for order in map(int, orders or column.orders):
+            for row in (ROWS[row_name] for row_name in column.rows):
                 config = configuration(column, row, order, overrides, folder)
                 log.info(f"== {name}: {row.name}, order {order} ==")
-                found.setdefault(row.name, []).append(
-                    measured(config, place / row.folder / f"order_{order}.json", sources)
-                )
-        flags = {**overrides, "columns": [name], **({"seeds": orders} if orders else {})}
+                found[row.name].append(measured(config, place / row.folder / f"order_{order}.json", sources))
+        flags = {
+            **overrides,
+            "columns": [name],
+            **({"rows": rows} if rows else {}),
+            **({"seeds": orders} if orders else {}),
+        }
         command = " ".join(["passlora reproduce beyond", "--scale", scale, *map(as_flag, flags, flags.values())])
         if is_first_process():
             files.write_text(place / "beyond.md", as_markdown(column, found, command))
         log.info(f"\n{column.about}\n{table(table_rows(column, found))}\n\nsaved in {place}: beyond.md")
 
 
-def measured(config: Config, kept: Path, sources: dict[Any, Any]) -> dict[str, float]:
+def measured(config: Config, kept: Path, sources: dict[str, Any]) -> dict[str, float]:
     """The numbers of one run; read back where it was made before with the same settings."""
     stamp = Path(config.training.output_dir).parent.name
     if kept.is_file():
         known = json.loads(kept.read_text(encoding="utf-8"))
         if known.pop("of", None) == stamp:
             return known
-    if config.method.adapt_tasks == "none":
-        from passlora.analysis.on_features import learn_stream
-
-        results = learn_stream(config, shared_features(config, sources))
-    else:
+    results: dict[str, Any] = {}
+    if config.method.adapt_tasks == "all":
         from passlora.runs.run import train
 
-        results = dict(train(config))
+        results |= train(config)
         results["stored"] = numbers_stored(Path(config.training.output_dir), len(results["task_sizes"]) - 1)
         results["seconds"] = sum(value for value in results["train_seconds"] if value)
-        results["adapted"] = adapted(Path(config.training.output_dir))
+    else:
+        from passlora.analysis.on_features import learn_stream, settled, shared_features
+
+        decided, seconds = settled(config)
+        results |= learn_stream(decided, shared_features(decided, sources))
+        results["seconds"] += seconds
+        results["adapted"] = decided.method.adapt_tasks
     numbers = {name: float(results[name]) for name in METRICS if name in results}
     numbers["passes"] = passes(config)
     if is_first_process():
@@ -109,26 +130,6 @@ def measured(config: Config, kept: Path, sources: dict[Any, Any]) -> dict[str, f
             kept, {**numbers, "of": stamp, **({"adapted": results["adapted"]} if "adapted" in results else {})}
         )
     return numbers
-
-
-def shared_features(config: Config, sources: dict[Any, Any]) -> Any:
-    """One a backbone and dataset."""
-    from passlora.analysis.on_features import FrozenFeatures
-
-    views = config.method.classifier_views if config.model.feature_blocks > 1 else NUM_ROTATIONS
-    # The seed draws the test images of a dataset that has none of its own, and the weights of a backbone without.
-    seed = config.training.seed if is_seeded(config) else None
-    key = json.dumps([vars(config.model), vars(config.data), views, seed], sort_keys=True, default=str)
-    if key not in sources:
-        sources.clear()  # one at a time is held in memory
-        sources[key] = FrozenFeatures(config, views)
-    return sources[key]
-
-
-def is_seeded(config: Config) -> bool:
-    from passlora.data.dataset import read_splits
-
-    return not config.model.pretrained or read_splits(config.data)[1] is None
 
 
 def passes(config: Config) -> float:
@@ -147,12 +148,6 @@ def numbers_stored(folder: Path, task: int) -> int:
     return total
 
 
-def adapted(folder: Path) -> str:
-    from passlora.folder.manifest import read_manifest
-
-    return str(read_manifest(folder).settings["adapt_tasks"])
-
-
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -169,8 +164,10 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 def table_rows(column: Column, found: Mapping[str, list[dict[str, float]]]) -> list[list[str]]:
     """A method a row; the best in bold. A bound has one stage, so no average over stages."""
     rows = [["method", *METRICS[:-3], "numbers stored", "seconds", "passes", f"last, less {column.reference}"]]
-    ours = [part["last"] for part in found[column.reference]]
-    best = max(fmean(part["last"] for part in parts) for name, parts in found.items() if name not in bounds())
+    ours = [part["last"] for part in found.get(column.reference, [])]
+    best = max(
+        (fmean(part["last"] for part in parts) for name, parts in found.items() if name not in bounds()), default=0
+    )
     for name, parts in found.items():
         line = [name]
         for metric in METRICS:
@@ -179,8 +176,11 @@ def table_rows(column: Column, found: Mapping[str, list[dict[str, float]]]) -> l
             if metric == "last" and len(values) > 1:
                 shown += f" ± {stdev(values):.1f}"
             line.append("" if metric in ("avg", "newest") and name in bounds() else shown)
-        mean, half = interval([part["last"] - own for part, own in zip(parts, ours, strict=True)])
-        line.append("" if name == column.reference else f"{mean:+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}"))
+        if name == column.reference or not ours:
+            line.append("")
+        else:
+            mean, half = interval([part["last"] - own for part, own in zip(parts, ours, strict=True)])
+            line.append(f"{mean:+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}"))
         if name not in bounds() and fmean(part["last"] for part in parts) >= best - 1e-9:
             line[0] = f"**{line[0]}**"
         rows.append(line)

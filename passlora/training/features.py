@@ -42,10 +42,10 @@ class FeatureReader:
             part = rows[start : start + self.batch_size]
             yield part, z[torch.from_numpy(part)].to(self.accelerator.device)
 
-    def count(self, images: Images) -> int:
-        """How many rows are known."""
+    def count(self, images: Images, views: int) -> int:
+        """How many rows are known, in so many views."""
         there = self._known.get(images)
-        return 0 if there is None else int(there[1].sum())
+        return 0 if there is None or there[0].shape[1] < views else int(there[1].sum())
 
     def _compute(
         self, network: Network, images: Images, rows: np.ndarray, views: int, what: str

@@ -76,12 +76,11 @@ class Learner:
         self.get_ready(data)
         self.is_half_taught = True
         if self.config.method.adapt_tasks == "auto" and self.task == 0:
-            self._settle(data, new_classes, hooks or Hooks(), checkpoint)
-        set_seed(hash_seed(self.config.training.seed, self.task))
+            self.settle(data, new_classes, hooks or Hooks(), checkpoint)
         known, follows = self.network.num_classes, self.adapts and self.task and self.config.method.drift != "none"
         before = list(self.task_features(data, new_classes, known)) if follows else []
         if self.adapts:
-            self._train(data, new_classes, hooks or Hooks(), checkpoint)
+            self.adapt(data, new_classes, hooks or Hooks(), checkpoint)
         self.network.eval()
         features = self.task_features(data, new_classes, known)
         if follows:
@@ -152,7 +151,9 @@ class Learner:
         head.grow(new_classes)
         return TaskTraining(config, self.accelerator, network, self.memory, self.task, data, old_head, first)
 
-    def _train(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None) -> None:
+    def adapt(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None = None) -> None:
+        """Train the network on the next task."""
+        set_seed(hash_seed(self.config.training.seed, self.task))
         self._reader.forget()
         training = self.training_of(
             data, new_classes, 0 if self.network.classifier.trained else self.network.num_classes
@@ -161,7 +162,7 @@ class Learner:
         if self.network.classifier.trained:
             self.network = training.network
 
-    def _settle(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None) -> None:
+    def settle(self, data: TaskData, new_classes: int, hooks: Hooks, checkpoint: State | None = None) -> None:
         """adapt_tasks auto becomes first or none, which the model keeps; a checkpoint tells that it was first."""
         set_seed(hash_seed(self.config.training.seed, self.task))
         pays = checkpoint is not None or adapting_pays(self, data, new_classes, hooks.name)

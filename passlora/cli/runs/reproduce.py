@@ -50,6 +50,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="NAME",
         help="only these, such as 'CIFAR-100 T=10', or 50-images of beyond (default: all)",
     )
+    parser.add_argument(
+        "--rows", nargs="+", metavar="NAME", help="of beyond: only these methods, such as SLDA PASS++ (default: all)"
+    )
     add_flags(parser, [name for name in FIELDS if name not in NOT_IN_AN_EXPERIMENT])
     return parser
 
@@ -66,8 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.experiment == BEYOND:
         from passlora.analysis import beyond
 
-        beyond.check(arguments.scale, overrides, folder, columns)
-        beyond.run(arguments.scale, overrides, folder, columns)
+        rows = tuple(arguments.rows or ())
+        beyond.check(arguments.scale, overrides, folder, columns, rows)
+        beyond.run(arguments.scale, overrides, folder, columns, rows)
         leave_group()
         return 0
     experiments.configurations(arguments.experiment, arguments.scale, overrides, folder, columns)  # refuse before torch
