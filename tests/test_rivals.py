@@ -251,18 +251,18 @@ def test_an_adapted_network_that_is_shared_makes_the_models_of_runs(tmp_path, ad
     """Two classifiers on one network that was trained once, and each in a run of its own."""
     base = {**SMALL, "dataset_name": "digits", "max_classes": 6, "max_train_per_class": 6, "max_test_per_class": 5}
     base |= {"num_tasks": 2, "num_train_epochs": 2, "seed": 3, "class_order_seed": 3, "adapt_tasks": adapt}
-    sources = {}
+    sources = on_features.Sources()
     for preset in ("slda", "ncm"):
         config = Config.make(**base, preset=preset, output_dir=str(tmp_path / preset))
         run = train(config)
-        decided, _ = on_features.settled(config)
-        shared = on_features.learn_stream(decided, on_features.shared_features(decided, sources))
+        decided, _ = sources.settled(config)
+        shared = on_features.learn_stream(decided, sources.features(decided))
         assert shared["accuracy_matrix"] == run["accuracy_matrix"] and shared["ece"] == pytest.approx(
             run["ece"], abs=1e-3
         )
         stored = beyond.numbers_stored(tmp_path / preset, 1)
         assert shared["stored"] == stored
-    assert len(sources) == 1, "the network was trained once"
+    assert len(sources._features) == 1, "the network was trained once"
 
 
 def test_rows_are_chosen_and_a_wrong_one_is_refused(tmp_path):
@@ -308,11 +308,11 @@ def test_the_comparison_refuses_what_would_mix_columns(tmp_path):
 
 def test_a_held_out_test_split_is_that_of_the_order(tmp_path):
     """Digits have no test split: the features of one order's images are not another's."""
-    sources = {}
+    sources = on_features.Sources()
     found = []
     for order in (0, 1):
         row = rivals.ROWS["nearest mean"]
         small = {**SMALL, "lora_r": 4}
         config = beyond.configuration(rivals.MINI_COLUMNS["digits"], row, order, small, tmp_path)
-        found.append(on_features.shared_features(config, sources).dataset.test.labels)
+        found.append(sources.features(config).dataset.test.labels)
     assert not np.array_equal(found[0], found[1])

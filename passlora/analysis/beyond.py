@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
@@ -26,6 +26,9 @@ from passlora.display.tables import table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError, nearest
 from passlora.folder.layout import task_folder
+
+if TYPE_CHECKING:
+    from passlora.analysis.on_features import Sources
 
 METRICS = ("last", "avg", "newest", "ece", "stored", "seconds", "passes")
 SET_BY_ORDERS = ("class_order", "class_order_seed")
@@ -79,11 +82,13 @@ def check(
 
 def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[str], rows: Sequence[str] = ()) -> None:
     """What is not done yet, column by column and order by order; each column ends in its table."""
+    from passlora.analysis.on_features import Sources
+
     orders = overrides.get("seeds")
     overrides = {name: value for name, value in overrides.items() if name != "seeds"}
     for name, column in chosen_columns(scale, names, rows).items():
         place = folder / "beyond" / scale / name
-        sources: dict[str, Any] = {}
+        sources = Sources()
         found: dict[str, list[dict[str, float]]] = {row: [] for row in column.rows}
         for order in map(int, orders or column.orders):
             for row in (ROWS[row_name] for row_name in column.rows):
@@ -102,7 +107,7 @@ def run(scale: str, overrides: Mapping[str, Any], folder: Path, names: Sequence[
         log.info(f"\n{column.about}\n{table(table_rows(column, found))}\n\nsaved in {place}: beyond.md")
 
 
-def measured(config: Config, kept: Path, sources: dict[str, Any]) -> dict[str, float]:
+def measured(config: Config, kept: Path, sources: Sources) -> dict[str, float]:
     """The numbers of one run; read back where it was made before with the same settings."""
     stamp = Path(config.training.output_dir).parent.name
     if kept.is_file():
@@ -117,10 +122,10 @@ def measured(config: Config, kept: Path, sources: dict[str, Any]) -> dict[str, f
         results["stored"] = numbers_stored(Path(config.training.output_dir), len(results["task_sizes"]) - 1)
         results["seconds"] = sum(value for value in results["train_seconds"] if value)
     else:
-        from passlora.analysis.on_features import learn_stream, settled, shared_features
+        from passlora.analysis.on_features import learn_stream
 
-        decided, seconds = settled(config)
-        results |= learn_stream(decided, shared_features(decided, sources))
+        decided, seconds = sources.settled(config)
+        results |= learn_stream(decided, sources.features(decided))
         results["seconds"] += seconds
         results["adapted"] = decided.method.adapt_tasks
     numbers = {name: float(results[name]) for name in METRICS if name in results}

@@ -85,33 +85,46 @@ def first_task(config: Config, images: Images) -> tuple[TaskData, int]:
     return TaskData(images, rows, np.array(scenario.class_index)[labels]), scenario.task_sizes[0]
 
 
-def settled(config: Config) -> tuple[Config, float]:
-    """With `adapt_tasks auto` decided, by held-out classes of the first task; and the seconds that took."""
-    if config.method.adapt_tasks != "auto":
-        return config, 0.0
-    learner = Learner(config, make_accelerator(config.training))
-    dataset = load_dataset(config.data, config.training.seed)
-    images = Images(dataset.train, learner.network.backbone.image_size, config.data, "training images")
-    began = time.perf_counter()
-    learner.settle(*first_task(config, images), Hooks(name="task 0"))
-    return learner.config, time.perf_counter() - began
+class Sources:
+    """What several methods share: features, the latest ones held in memory, and whether adapting pays."""
+
+    def __init__(self) -> None:
+        self._features: dict[str, SharedFeatures] = {}
+        self._decisions: dict[str, tuple[str, float]] = {}
+
+    def settled(self, config: Config) -> tuple[Config, float]:
+        """With `adapt_tasks auto` decided, by held-out classes of the first task; and the seconds that took."""
+        if config.method.adapt_tasks != "auto":
+            return config, 0.0
+        key = trained_key(config)
+        if key not in self._decisions:
+            learner = Learner(config, make_accelerator(config.training))
+            dataset = load_dataset(config.data, config.training.seed)
+            images = Images(dataset.train, learner.network.backbone.image_size, config.data, "training images")
+            began = time.perf_counter()
+            learner.settle(*first_task(config, images), Hooks(name="task 0"))
+            self._decisions[key] = learner.config.method.adapt_tasks, time.perf_counter() - began
+        decision, seconds = self._decisions[key]
+        return config.settle(adapt_tasks=decision), seconds
+
+    def features(self, config: Config) -> SharedFeatures:
+        """One a network and dataset."""
+        key = trained_key(config) if config.method.adapt_tasks == "first" else frozen_key(config)
+        if key not in self._features:
+            for old in list(self._features)[: len(self._features) - MOST + 1]:
+                del self._features[old]
+            self._features[key] = SharedFeatures(config)
+        return self._features[key]
 
 
-def shared_features(config: Config, sources: dict[str, SharedFeatures]) -> SharedFeatures:
-    """One a network and dataset; the latest ones are held."""
-    key = source_key(config)
-    if key not in sources:
-        for old in list(sources)[: len(sources) - MOST + 1]:
-            del sources[old]
-        sources[key] = SharedFeatures(config)
-    return sources[key]
+def trained_key(config: Config) -> str:
+    """Settings of the same key train the same network."""
+    told = {name: value for name, value in config.flat().items() if name not in READING}
+    return json.dumps({name: value for name, value in told.items() if value != FIELDS[name].default}, default=str)
 
 
-def source_key(config: Config) -> str:
-    """Settings of the same key have the same features."""
-    if config.method.adapt_tasks == "first":
-        told = {name: value for name, value in config.flat().items() if name not in READING}
-        return json.dumps({name: value for name, value in told.items() if value != FIELDS[name].default}, default=str)
+def frozen_key(config: Config) -> str:
+    """Settings of the same key have the same features, while nothing is trained."""
     # The seed draws the test images of a dataset that has none of its own, and the weights of a backbone without.
     is_seeded = not config.model.pretrained or read_splits(config.data)[1] is None
     data = {**vars(config.data), **NO_LIMITS}

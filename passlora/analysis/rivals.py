@@ -41,8 +41,15 @@ TRAINED = (
     Row("SLDA, every task, drift map", {"preset": "slda", "adapt_tasks": "all", "drift": "linear"}),
     Row("passlora", {"preset": OURS}),
 )
+# The preset without one of its parts.
+PARTS = (
+    Row("passlora, one view", {"preset": OURS, "classifier_views": 1}),
+    Row("passlora, no lift", {"preset": OURS, "lift": "none"}),
+    Row("passlora, lambda by OAS", {"preset": OURS, "shrinkage": "oas"}),
+    Row("passlora, adapted without rotations", {"preset": OURS, "sst": False}),
+)
 BOUNDS = (Row("joint linear probe", {"preset": "joint-probe"}), Row("joint LoRA", {"preset": "joint"}))
-ROWS = {row.name: row for row in (*FROZEN, *TRAINED, *BOUNDS)}
+ROWS = {row.name: row for row in (*FROZEN, *TRAINED, *PARTS, *BOUNDS)}
 SOME = ("nearest mean", "SLDA", "ACIL (ridge on a ReLU lift)", "KLDA", "passlora, never adapted")
 
 
@@ -57,6 +64,8 @@ class Column:
 
 ALL_FROZEN = tuple(row.name for row in FROZEN)
 EVERY = tuple(ROWS)
+# Where the network stays as it is, how it would be adapted makes no difference.
+FEW = (*ALL_FROZEN, "PASS++", OURS, *(row.name for row in PARTS[:-1]))
 CIFAR_MINI = {**MINI, "max_classes": 100, "max_test_per_class": None, "num_tasks": 10, "measure_drift": False}
 GRAY = {**MINI, "max_classes": 10, "max_test_per_class": None, "num_tasks": 5, "measure_drift": False}
 GRAY |= {"crop_padding": 0, "horizontal_flip": False}
@@ -77,9 +86,9 @@ def cifar(
 
 HALF: Settings = {"max_classes": 50, "num_tasks": 5}
 MINI_COLUMNS: dict[str, Column] = {
-    "20-images": cifar(20, (*ALL_FROZEN, "PASS++", "passlora", *(row.name for row in BOUNDS)), "ten tasks"),
+    "20-images": cifar(20, (*FEW, *(row.name for row in BOUNDS)), "ten tasks"),
     "50-images": cifar(50, EVERY, "ten tasks"),
-    "200-images": cifar(200, (*ALL_FROZEN, "PASS++", "passlora"), "50 classes in five tasks", **HALF),
+    "200-images": cifar(200, FEW, "50 classes in five tasks", **HALF),
     # Every image there is: an order changes neither the images nor, for sums, what is learnt in the end.
     "500-images": cifar(500, ALL_FROZEN, f"ten tasks; {NEVER}", (0, 1), UNADAPTED),
     "20-tasks": cifar(50, ALL_FROZEN, f"20 tasks; {NEVER}", (0, 1), UNADAPTED, num_tasks=20),
