@@ -27,6 +27,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from passlora.config import NUM_ROTATIONS
 from passlora.data.batches import as_input
 from passlora.errors import PassloraError
+from passlora.method.discriminant import heavy_tailed
 from passlora.method.feature_map import LIFTS, FeatureMap
 from passlora.method.views import class_scores, rotate
 from passlora.network.backbone import as_pixel, check_blocks, class_tokens, prepare
@@ -62,6 +63,7 @@ class PassLoraConfig(PretrainedConfig):
         classifier_views: int = 1,  # rotations whose features the head reads, side by side
         lift: str = "none",  # random features before the head
         lift_width: int = 0,
+        heavy_tails: bool = False,  # of the probabilities
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,10 +71,11 @@ class PassLoraConfig(PretrainedConfig):
         self.feature_dim, self.num_views, self.inference = feature_dim, num_views, inference
         self.unit_length, self.feature_blocks = unit_length, feature_blocks
         self.classifier_views, self.lift, self.lift_width = classifier_views, lift, lift_width
+        self.heavy_tails = heavy_tails
         named = isinstance(architecture, str) and isinstance(self.architecture_args, dict)
         sized = isinstance(feature_dim, int) and 0 < feature_dim <= 2**16 and num_views in (1, NUM_ROTATIONS)
         answers = inference in ("multiview", "single", "vanilla") and isinstance(unit_length, bool)
-        mapped = classifier_views in (1, NUM_ROTATIONS) and lift in ("none", *LIFTS)
+        mapped = classifier_views in (1, NUM_ROTATIONS) and lift in ("none", *LIFTS) and isinstance(heavy_tails, bool)
         mapped = mapped and isinstance(lift_width, int) and (lift == "none" or 0 < lift_width <= 2**16)
         sized = sized and isinstance(feature_blocks, int) and 0 < feature_blocks <= 64
         if not (named and sized and answers and mapped):
@@ -129,6 +132,7 @@ class PassLoraForImageClassification(PreTrainedModel):
         if not self.map.is_plain:
             z = self.features(rotate(pixel_values, self.map.views)).unflatten(0, (-1, self.map.views))
             scores = self.head(self.map(z))
+            scores = heavy_tailed(scores) if config.heavy_tails else scores
         else:
             views = 1 if config.inference == "single" else config.num_views
             z = self.features(rotate(pixel_values, views))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from passlora.method.discriminant import (
     best_strength,
     compared,
     expected_accuracy,
+    heavy_tailed,
     left_out_scores,
+    temperature_losses,
 )
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import of_tensors
@@ -168,9 +171,11 @@ def taught(made, z, classes, stream):
 
 
 def raw_scores(classifier, x, stream):
-    """Before the temperature, the classes as they were numbered at first."""
+    """Before temperature and tails, the classes as they were numbered at first."""
     order = torch.tensor([c for task in stream for c in task])
-    return (classifier.scores(x.float(), "single") * classifier.temperature())[:, order.argsort()]
+    linear = replace(classifier.as_linear(), heavy_tails=False)
+    scores = linear(x[:, 0].float() if linear.map is None else linear.map(x.float()))
+    return (scores * classifier.temperature())[:, order.argsort()]
 
 
 WAYS = {
@@ -246,6 +251,35 @@ def test_the_temperature_makes_it_as_sure_as_it_is_right(name):
     gap = abs(float(scores.softmax(dim=1).amax(dim=1).mean()) - right)
     raw = scores * classifier.temperature()
     assert gap < 0.1 < abs(float(raw.softmax(dim=1).amax(dim=1).mean()) - right)
+
+
+def test_heavy_tails_keep_the_ranking_and_fall_off_with_a_power():
+    scores = torch.tensor([[3.0, 1.0, -20.0], [0.0, 0.0, 8.0]], dtype=torch.float64)
+    odds = (scores.max(dim=1, keepdim=True).values - scores) / 8
+    expected = (1 + odds) ** -8.0
+    found = heavy_tailed(scores)
+    torch.testing.assert_close(found.softmax(dim=1), expected / expected.sum(dim=1, keepdim=True))
+    assert torch.equal(found.argsort(dim=1, stable=True), scores.argsort(dim=1, stable=True))
+    near = scores / 1e6
+    torch.testing.assert_close(heavy_tailed(near).softmax(dim=1), near.softmax(dim=1), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("lift", ["none", "fourier"])
+def test_lifted_features_have_heavy_tails_and_plain_ones_stay_linear(lift):
+    """The temperature is the best one for the tails that the answers have."""
+    classifier = make_classifier(6, method("slda", shrinkage="error", lift=lift, lift_width=30))
+    z, classes = draw([12] * 5)
+    classifier.grow(5)
+    classifier.fit_task(of_tensors(z.float(), classes))
+    linear, x = classifier.as_linear(), z.float()[:, None]
+    raw = replace(linear, heavy_tails=False)(x[:, 0] if linear.map is None else linear.map(x))
+    expected = raw if lift == "none" else heavy_tailed(raw)
+    assert linear.heavy_tails == (lift == "fourier")
+    assert torch.equal(classifier.scores(x, "single"), expected)
+    spectrum = Spectrum.of(classifier.covariance(), classifier.means, classifier.counts, classifier.freedom)
+    left_out = left_out_scores(spectrum, float(classifier.strength), classifier.map(x).double(), classes)
+    losses = temperature_losses(left_out, classes, heavy_tails=lift == "fourier")
+    torch.testing.assert_close(classifier.temperature_losses, losses)
 
 
 @pytest.mark.parametrize("name", ["slda", "ridge"])

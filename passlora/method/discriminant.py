@@ -19,6 +19,7 @@ STRENGTHS = [10 ** (k / 3) for k in range(-9, 6)]
 HEAVY_TAILS = 2.0  # features scatter more widely than Gaussians of covariance S: deviations count so many times
 SATURATED = 0.95  # of the degrees of freedom: below this lambda the estimate means nothing
 COMPARED = 512  # classes, at most, that the estimate looks at: a lesson takes as long with ten thousand
+TAIL = 8.0  # the exponent that probabilities fall off by; docs/beyond.md tells where it was chosen
 TEMPERATURES = [2 ** (k / 8) for k in range(-64, 49)]
 
 
@@ -115,9 +116,17 @@ def left_out_scores(spectrum: Spectrum, strength: float, x: Tensor, classes: Ten
     return scores
 
 
-def temperature_losses(scores: Tensor, classes: Tensor) -> Tensor:
+def heavy_tailed(scores: Tensor) -> Tensor:
+    """The same ranking, and probabilities that fall off with a power of the distance to the best instead of an
+    exponential: -8 log(1 + distance / 8). Sure answers are less sure then, and unsure ones surer."""
+    distance = scores.amax(dim=1, keepdim=True) - scores
+    return -TAIL * torch.log1p(distance / TAIL)
+
+
+def temperature_losses(scores: Tensor, classes: Tensor, heavy_tails: bool = False) -> Tensor:
     """The cross entropy, summed over images, that each temperature would give: curves of several tasks add up."""
-    return torch.stack([F.cross_entropy(scores / t, classes, reduction="sum") for t in TEMPERATURES])
+    shape = heavy_tailed if heavy_tails else torch.clone
+    return torch.stack([F.cross_entropy(shape(scores / t), classes, reduction="sum") for t in TEMPERATURES])
 
 
 def left_out_losses(

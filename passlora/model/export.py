@@ -106,6 +106,7 @@ def write_transformers(learner: Learner, linear: Linear, classes: list[str], fol
         num_views=node_views(learner),
         inference=method.inference,
         unit_length=linear.unit_length,
+        heavy_tails=linear.heavy_tails,
         **({} if linear.map is None else describe_map(linear.map)),
         id2label=dict(enumerate(classes)),
         label2id={name: i for i, name in enumerate(classes)},

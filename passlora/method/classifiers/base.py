@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from passlora.config import MethodConfig, register_classifier_name
 from passlora.errors import PassloraError, nearest
+from passlora.method.discriminant import heavy_tailed
 from passlora.method.drift import Drift
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import TaskFeatures
@@ -28,10 +29,12 @@ class Linear:
     bias: Tensor  # (nodes,)
     unit_length: bool = False
     map: FeatureMap | None = None
+    heavy_tails: bool = False  # of the probabilities (passlora.method.discriminant.heavy_tailed)
 
     def __call__(self, z: Tensor) -> Tensor:
         weight, bias = self.weight.to(z), self.bias.to(z)
-        return F.linear(F.normalize(z, dim=1) if self.unit_length else z, weight, bias)
+        scores = F.linear(F.normalize(z, dim=1) if self.unit_length else z, weight, bias)
+        return heavy_tailed(scores) if self.heavy_tails else scores
 
 
 class Classifier(nn.Module):

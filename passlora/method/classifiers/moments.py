@@ -16,7 +16,7 @@ from passlora.method.feature_map import make_map
 from passlora.method.features import TaskFeatures
 from passlora.method.triangle import packed, size, unpacked
 
-FADING = 3  # docs/beyond.md tells where it was chosen
+FADING = 6  # docs/beyond.md tells where it was chosen
 
 
 class Moments(Classifier):
@@ -112,10 +112,16 @@ class Moments(Classifier):
         share = (self.num_classes - new_classes) / self.num_classes
         self.temperature_losses.mul_(share**FADING).add_(losses.to(self.temperature_losses))
 
+    @property
+    def heavy_tails(self) -> bool:
+        """Of the probabilities. What is linear in plain features stays linear: any head can hold it."""
+        return not self.map.is_plain
+
     def on_map(self, weight: Tensor, bias: Tensor) -> Linear:
         """A linear layer on mapped features."""
-        t = self.temperature()
-        return Linear((weight / t).float(), (bias / t).float(), map=None if self.map.is_plain else self.map)
+        t, fitted = self.temperature(), bool(self.temperature_losses.any())
+        mapped = None if self.map.is_plain else self.map
+        return Linear((weight / t).float(), (bias / t).float(), map=mapped, heavy_tails=self.heavy_tails and fitted)
 
 
 class Sample:

@@ -55,7 +55,8 @@ class Ridge(Moments):
         best = int(self.right.argmax())
         self.strength.fill_(STRENGTHS[best])
         for x, classes in parts:
-            losses += temperature_losses(left_out_scores(x, classes, means, counts, inverses[best]), classes)
+            scores = left_out_scores(x, classes, means, counts, inverses[best])
+            losses += temperature_losses(scores, classes, self.heavy_tails)
         self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 

@@ -46,7 +46,7 @@ class SLDA(Moments):
             others = spectrum.counts[classes] > 1  # of the same class: without them nothing would be left of it
             if others.any():
                 scores = left_out_scores(spectrum, strength, self.map(z[others]).double(), classes[others])
-                losses += temperature_losses(scores, classes[others])
+                losses += temperature_losses(scores, classes[others], self.heavy_tails)
         self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 
