@@ -256,7 +256,7 @@ def test_an_adapted_network_that_is_shared_makes_the_models_of_runs(tmp_path, ad
         config = Config.make(**base, preset=preset, output_dir=str(tmp_path / preset))
         run = train(config)
         decided, _ = sources.settled(config)
-        shared = on_features.learn_stream(decided, sources.features(decided))
+        shared = sources.learnt(decided)
         assert shared["accuracy_matrix"] == run["accuracy_matrix"] and shared["ece"] == pytest.approx(
             run["ece"], abs=1e-3
         )

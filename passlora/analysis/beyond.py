@@ -122,10 +122,8 @@ def measured(config: Config, kept: Path, sources: Sources) -> dict[str, float]:
         results["stored"] = numbers_stored(Path(config.training.output_dir), len(results["task_sizes"]) - 1)
         results["seconds"] = sum(value for value in results["train_seconds"] if value)
     else:
-        from passlora.analysis.on_features import learn_stream
-
         decided, seconds = sources.settled(config)
-        results |= learn_stream(decided, sources.features(decided))
+        results |= sources.learnt(decided)
         results["seconds"] += seconds
         results["adapted"] = decided.method.adapt_tasks
     numbers = {name: float(results[name]) for name in METRICS if name in results}

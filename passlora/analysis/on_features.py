@@ -91,6 +91,7 @@ class Sources:
     def __init__(self) -> None:
         self._features: dict[str, SharedFeatures] = {}
         self._decisions: dict[str, tuple[str, float]] = {}
+        self._learnt: dict[str, dict[str, Any]] = {}
 
     def settled(self, config: Config) -> tuple[Config, float]:
         """With `adapt_tasks auto` decided, by held-out classes of the first task; and the seconds that took."""
@@ -106,6 +107,14 @@ class Sources:
             self._decisions[key] = learner.config.method.adapt_tasks, time.perf_counter() - began
         decision, seconds = self._decisions[key]
         return config.settle(adapt_tasks=decision), seconds
+
+    def learnt(self, config: Config) -> dict[str, Any]:
+        """`learn_stream`, once for methods that are the same under two names, as a preset that was not to adapt."""
+        labels = ("preset", "output_dir", *(("sst",) if config.method.adapt_tasks == "none" else ()))
+        key = json.dumps({k: v for k, v in config.flat().items() if k not in labels}, default=str)
+        if key not in self._learnt:
+            self._learnt[key] = learn_stream(config, self.features(config))
+        return dict(self._learnt[key])
 
     def features(self, config: Config) -> SharedFeatures:
         """One a network and dataset."""
