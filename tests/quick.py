@@ -36,7 +36,7 @@ def write_digits(root: Path, digits, count: int, start: int = 0, name: str = "di
     source = load_digits()
     for digit in digits:
         folder = root / name.format(digit)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for row in np.flatnonzero(source.target == digit)[start : start + count]:
             Image.fromarray((source.images[row] * 15.9).astype(np.uint8)).save(folder / f"{row}.png")
     return root

@@ -23,8 +23,8 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 
 from passlora import cli as command_line
 from passlora.cli.main import COMMANDS, main, make_parser
-from passlora.cli.models import learn
 from passlora.cli.runs import env, train
+from passlora.cli.teaching import learn
 from passlora.config import FIELDS, Config
 
 ROOT = Path(__file__).parent.parent

@@ -313,6 +313,7 @@ PINNED = {
     "lift": "none",
     "lift_width": 2000,
     "shrinkage": "oas",
+    "exact_forgetting": False,
     "adapt_tasks": "all",
     "kd_reduction": "mean",
     "inference": "multiview",

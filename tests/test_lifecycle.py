@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from passlora import Config, PassloraError, train
 from passlora.cli.main import main
-from passlora.cli.models import learn as learn_command
+from passlora.cli.teaching import learn as learn_command
 from passlora.display import figures
 from passlora.folder import manifest
 from passlora.model.passlora import PassLora

@@ -40,8 +40,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", type=int, help="the model as it was after this task; 0 is the first (default: now)")
-    parser.add_argument("--model_name_or_path", help="where the backbone lies, if it came from a local checkpoint")
+    add_backbone_path(parser)
     add_revision(parser)
+
+
+def add_backbone_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_name_or_path", help="where the backbone lies, if it came from a local checkpoint")
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:

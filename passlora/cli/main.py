@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from passlora import __version__
-from passlora.cli.models import evaluate, info, learn, merge, predict, pull, push, robustness, rollback
+from passlora.cli.asking import evaluate, info, predict, robustness
 from passlora.cli.output import drop_unwritten_output, fail, printing_what_the_library_says
 from passlora.cli.runs import env, report, reproduce, train, validate
+from passlora.cli.sharing import merge, pull, push
+from passlora.cli.teaching import combine, forget, learn, rename, rollback
 from passlora.errors import PassloraError, nearest
 
 # A module a command, in the order of the help. Each has add(commands), which returns its parser, and
 # run(arguments), which returns the exit code and imports what is heavy.
 COMMANDS = (
     *(train, validate, reproduce, report),
-    *(learn, predict, evaluate, robustness, info, rollback, merge, push, pull),
+    *(learn, predict, evaluate, robustness, info),
+    *(forget, rename, combine, rollback),
+    *(merge, push, pull),
     env,
 )
 RESUMABLE = ("train", "learn", "reproduce")

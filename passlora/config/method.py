@@ -77,6 +77,11 @@ class MethodConfig:
         "classifier slda, how much the covariance is regularised: oas (oracle approximating shrinkage), or error (the "
         "smallest expected error, computed from the same sums), which also fits a temperature",
     )
+    exact_forgetting: bool = knob(
+        False,
+        "classifiers slda and ridge: keep the products of each class's features apart, so that a class can be "
+        "forgotten without a trace; as much for every class as for all of them together otherwise",
+    )
     adapt_tasks: Literal["all", "first", "none", "auto"] = knob(
         "all",
         "tasks that the network is trained on; first or none leave frozen features to the classifier, auto is one of "
@@ -159,6 +164,10 @@ CONTRADICTIONS: list[tuple[Callable[[MethodConfig], bool], str]] = [
         "prototype_views 4 needs rotations: set --prototype_views 1, or --sst true",
     ),
     (
+        lambda m: m.exact_forgetting and m.drift != "none",
+        "exact_forgetting keeps sums that cannot be moved: set --drift none",
+    ),
+    (
         lambda m: m.classifier == "head" and m.adapt_tasks != "all",
         "a trained head goes with --adapt_tasks all",
     ),
@@ -207,6 +216,11 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[MethodConfig], bool], str]] = [
         ("temperature",),
         lambda m: m.adapt_tasks != "none" and m.new_loss != "binary",
         "--adapt_tasks all, first or auto, and --new_loss softmax or new_classes",
+    ),
+    (
+        ("exact_forgetting",),
+        lambda m: not m.exact_forgetting or m.classifier in ("slda", "ridge"),
+        "--classifier slda or ridge",
     ),
     (
         ("drift",),
@@ -288,6 +302,7 @@ class MethodSettings(TypedDict, total=False):
     lift: Literal["none", "relu", "fourier"]
     lift_width: int
     shrinkage: Literal["oas", "error"]
+    exact_forgetting: bool
     adapt_tasks: Literal["all", "first", "none", "auto"]
     kd_reduction: Literal["mean", "batch"]
     inference: Inference

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from passlora.errors import PassloraError
 from passlora.folder import format1, tasks
-from passlora.folder.layout import BACKUP, task_folder, task_number
+from passlora.folder.layout import BACKUP, CONFUSION, MATRIX, RESULTS, task_folder, task_number
 from passlora.folder.manifest import Manifest, read_manifest, write_manifest
 from passlora.folder.results import trim_results
 
@@ -22,7 +22,7 @@ def restore(folder: Path, learner: Learner, manifest: Manifest, tasks_learnt: in
     """
     task, root = tasks_learnt - 1, root or folder
     check_kept(folder, task, manifest)
-    seen = sum(len(entry.classes) for entry in manifest.tasks[:tasks_learnt])
+    seen = len(manifest.after(tasks_learnt).classes)
     forms = learner.forms(seen)
     if manifest.format_version == 1:
         state = format1.read_task(folder, manifest, task, forms, root)
@@ -79,6 +79,26 @@ def prune(folder: Path) -> list[str]:
         number = task_number(path.name)
         if number is not None and number >= len(manifest.tasks) and tasks.remove_task(path):
             gone.append(path.name)
+    return gone
+
+
+def forget_for_good(folder: Path) -> list[str]:
+    """Delete what the tasks before still hold of forgotten classes, their names too; returns the names of what went."""
+    check_no_rollback(folder)
+    manifest = read_manifest(folder)
+    last = max((i for i, task in enumerate(manifest.tasks) if task.forgotten), default=None)
+    if last is None:
+        return []
+    for task, names in zip(manifest.tasks, manifest.classes_by_task, strict=True):
+        task.classes, task.extended, task.forgotten, task.renamed = names, [], [], {}
+    for task in manifest.tasks[:last]:
+        task.files = {}
+    write_manifest(folder, manifest)  # from here on the folder speaks of none of them
+    gone = [task_folder(i) for i in range(last) if tasks.remove_task(folder / task_folder(i))]
+    for name in (RESULTS, MATRIX, CONFUSION):  # of a training, with the names of all its classes
+        if (folder / name).is_file():
+            (folder / name).unlink()
+            gone.append(name)
     return gone
 
 

@@ -38,20 +38,33 @@ BUDGET = (
     "seed",
 )
 SETTINGS = tuple(name for name, knob in FIELDS.items() if knob.group in ("model", "method")) + AUGMENTATION + BUDGET
+CHANGES: dict[str, type] = {"extended": list, "forgotten": list, "renamed": dict}  # of a task, beside its new classes
 RENAMED = {"inference": {"ncm": "nearest_prototype"}}  # values of format 1 that have another name now
 
 
 @dataclass
 class TaskEntry:
-    """One task learnt."""
+    """One task learnt, or one change of what is known. Names are those of its time."""
 
-    classes: list[str]
+    classes: list[str]  # new ones
     learnt: str  # date and time, UTC
     accuracy: float | None = None  # in percent, over the classes known then that had test images
     tested: int | None = None  # how many of them had; None: all
     forgetting: float | None = None  # mean over the tasks before, in percent
     dataset: str | None = None  # what it was learnt from; of local data nothing is kept
     files: dict[str, str] = field(default_factory=dict)  # of its folder, with their SHA-256; none if it was not kept
+    extended: list[str] = field(default_factory=list)  # known classes that it brought more images of
+    forgotten: list[str] = field(default_factory=list)  # known classes that it removed
+    renamed: dict[str, str] = field(default_factory=dict)  # known classes: the name before, the name since
+
+    @property
+    def change(self) -> str:
+        """What it did beside learning new classes, in words; empty if nothing."""
+        parts = [f"{old} is {new} now" for old, new in self.renamed.items()]
+        parts += [f"forgot {len(self.forgotten)}"] if self.forgotten else []
+        if self.extended:
+            parts.append("more of " + ", ".join(self.extended[:6]) + (", ..." if len(self.extended) > 6 else ""))
+        return "; ".join(parts)
 
     @property
     def key(self) -> tuple[tuple[str, ...], str]:
@@ -73,7 +86,25 @@ class Manifest:
     @property
     def classes(self) -> list[str]:
         """In the order of learning: a class's position is its index."""
-        return [name for task in self.tasks for name in task.classes]
+        return [name for names in self.classes_by_task for name in names]
+
+    @property
+    def classes_by_task(self) -> list[list[str]]:
+        """Those that each task brought and that are known today, by today's names."""
+        origin: dict[str, int] = {}
+        for number, task in enumerate(self.tasks):
+            if task.forgotten or task.renamed:
+                gone = set(task.forgotten)
+                origin = {task.renamed.get(name, name): i for name, i in origin.items() if name not in gone}
+            origin |= dict.fromkeys(task.classes, number)
+        groups: list[list[str]] = [[] for _ in self.tasks]
+        for name, number in origin.items():
+            groups[number].append(name)
+        return groups
+
+    def after(self, tasks: int) -> Manifest:
+        """As it was after so many tasks, with today's settings."""
+        return Manifest(self.settings, self.tasks[:tasks], self.format_version)
 
     @property
     def results(self) -> dict[str, float]:
@@ -90,7 +121,7 @@ class Manifest:
         return found
 
     def config(self, **changes: Any) -> Config:
-        sizes = [len(task.classes) for task in self.tasks]
+        sizes = [len(names) for names in self.classes_by_task if names]
         config = Config.from_settings({**self.settings, "task_sizes": sizes})
         return config.replace(**changes) if changes else config
 
@@ -186,10 +217,26 @@ def check(content: Any) -> Manifest:
         raise PassloraError("settings or tasks are missing")
     settings = check_settings(settings, version)
     manifest = Manifest(settings, [check_task(task, version) for task in tasks], version)
-    names = manifest.classes
-    if len(set(names)) != len(names):
-        raise PassloraError("a class name appears twice")
+    check_names(manifest.tasks)
     return manifest
+
+
+def check_names(tasks: list[TaskEntry]) -> None:
+    """Every change is one of a class that was known then, and no name stands for two classes."""
+    known: set[str] = set()
+    for task in tasks:
+        for name in (*task.extended, *task.forgotten, *task.renamed):
+            if name not in known:
+                raise PassloraError(f"a task changes {name[:80]!r}, which was not known")
+        known -= {*task.forgotten, *task.renamed}
+        for name in (*task.renamed.values(), *task.classes):
+            if name in known:
+                raise PassloraError("a class name appears twice")
+            known.add(name)
+        if len(task.renamed.keys() & set(task.forgotten)):
+            raise PassloraError("a task renames what it forgets")
+    if not known:
+        raise PassloraError("no class is left")
 
 
 def check_settings(settings: dict[str, Any], version: int = FORMAT_VERSION) -> dict[str, Any]:
@@ -226,10 +273,17 @@ def check_backbone_name(name: Any, architecture: Any) -> None:
 
 
 def check_task(task: Any, version: int) -> TaskEntry:
-    classes = task.get("classes") if isinstance(task, dict) else None
-    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) and name for name in classes):
+    if not isinstance(task, dict):
         raise PassloraError("a task without class names")
-    for name in classes:
+    classes: Any = task.get("classes")
+    extended, forgotten, renamed = (task.get(name, kind()) for name, kind in CHANGES.items())
+    lists = (classes, extended, forgotten)
+    if not all(isinstance(part, list) for part in lists) or not isinstance(renamed, dict):
+        raise PassloraError("a task without class names")
+    names = [name for part in (*lists, renamed, renamed.values()) for name in part]
+    if not all(isinstance(name, str) and name for name in names):
+        raise PassloraError("a task without class names")
+    for name in names:
         check_class_name(name)
     learnt, dataset, tested = task.get("learnt", ""), task.get("dataset"), task.get("tested")
     numbers = [task.get("accuracy"), task.get("forgetting")]
@@ -238,7 +292,7 @@ def check_task(task: Any, version: int) -> TaskEntry:
     if not fine or not all(number is None or is_percentage(number) for number in numbers):
         raise PassloraError("a task whose date, dataset or accuracy is malformed")
     files = {} if version == 1 else check_files(task.get("files"))
-    return TaskEntry(classes, learnt, numbers[0], tested, numbers[1], dataset, files)
+    return TaskEntry(classes, learnt, numbers[0], tested, numbers[1], dataset, files, extended, forgotten, renamed)
 
 
 def check_files(files: Any) -> dict[str, str]:

@@ -115,7 +115,8 @@ def describe(folder: Path) -> dict[str, Any]:
         return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
     tasks = [
-        {**dataclasses.asdict(task), "bytes": size(folder / task_folder(i))} for i, task in enumerate(manifest.tasks)
+        {**dataclasses.asdict(task), "change": task.change, "bytes": size(folder / task_folder(i))}
+        for i, task in enumerate(manifest.tasks)
     ]
     return {
         "format_version": manifest.format_version,

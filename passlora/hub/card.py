@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
     tasks = manifest.tasks
     stages = [task.accuracy for task, line in zip(tasks, task_lines(manifest), strict=True) if line.is_whole]
     if len(stages) == len(tasks) > 1 and None not in stages:
-        sizes, preset = [len(task.classes) for task in tasks], manifest.settings["preset"]
+        sizes, preset = [len(task.classes) - len(task.forgotten) for task in tasks], manifest.settings["preset"]
         curve = {"task_sizes": sizes, "preset": preset, "stage_accuracy": stages, "compare": {}, **manifest.results}
         figures.accuracy_curves(curve, folder / PICTURE)
     else:
@@ -180,11 +179,12 @@ def timm_name(settings: dict[str, Any]) -> str | None:
 
 
 def task_lines(manifest: Manifest) -> list[TaskLine]:
-    lines = []
-    for task, seen in zip(manifest.tasks, accumulate(len(task.classes) for task in manifest.tasks), strict=True):
-        tested = task.tested
+    """Of classes by today's names, and of those alone that are known today."""
+    lines, seen = [], 0
+    for task, names in zip(manifest.tasks, manifest.classes_by_task, strict=True):
+        seen += len(task.classes) - len(task.forgotten)
         accuracy = "" if task.accuracy is None else f"{task.accuracy:.1f}"
-        lines.append(TaskLine(task.classes, seen, seen if tested is None else tested, accuracy))
+        lines.append(TaskLine(names, seen, seen if task.tested is None else task.tested, accuracy))
     return lines
 
 

@@ -86,6 +86,11 @@ def ready_to_send(folder: Path) -> Manifest:
     format1.convert(folder)
     manifest = read_manifest(folder)
     check_digests(folder, manifest)
+    last = max((i for i, task in enumerate(manifest.tasks) if task.forgotten), default=0)
+    if any(task.files for task in manifest.tasks[:last]):
+        log.warning(
+            f"earlier tasks still hold classes that were forgotten: passlora forget {folder} --prune deletes them"
+        )
     return manifest
 
 

@@ -25,18 +25,23 @@ class TaskFeatures:
     """
 
     compute: Callable[[], Iterable[FeatureBatch]]
-    num_classes: int  # new ones: classes are 0 to num_classes - 1 here, whatever was learnt before
+    num_classes: int  # of this task: they are 0 to num_classes - 1 here, whatever was learnt before
     class_counts: Tensor  # images of each of them, over all processes
     dim: int
     device: torch.device | str = "cpu"
     reduce: Callable[[Tensor], Tensor] = alone
     keep: bool = False
+    rows: Tensor | None = None  # the classes that these are to the classifier; None: its newest ones
     _kept: list[FeatureBatch] | None = None
 
     @property
     def num_images(self) -> int:
         """Over all processes."""
         return int(self.class_counts.sum())
+
+    def rows_of(self, known: int) -> Tensor:
+        """The classes that these are to a classifier of so many."""
+        return torch.arange(known - self.num_classes, known) if self.rows is None else self.rows
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         if self._kept is not None:

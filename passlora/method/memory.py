@@ -105,6 +105,13 @@ class Memory:
         """Row of this memory -> node of the head."""
         return self.num_views * (rows // self.prototype_views) + rows % self.prototype_views
 
+    def keep(self, classes: Tensor) -> None:
+        """Forget every class but these."""
+        rows = nodes(classes, self.prototype_views).to(self.means.device)
+        self.means = self.means[rows]
+        self.spread = None if self.spread is None else self.spread[rows]
+        self._factors = None
+
     def class_means(self) -> Tensor:
         """The 0-degree prototypes, one a class."""
         return self.means[:: self.prototype_views]

@@ -90,6 +90,7 @@ class Lesson:
     new_classes: list[str]
     skipped_classes: list[str]
     images: int
+    extended_classes: list[str] = field(default_factory=list)  # known ones that more images were learnt from
     seconds: float = 0.0
     train_seconds: float = 0.0
     test_seconds: float = 0.0
@@ -119,10 +120,15 @@ def share_right(evaluation: Evaluation, classes: range) -> float | None:
     return metrics.accuracy(evaluation.confusion, classes) if evaluation.confusion[part].sum() else None
 
 
-def new_classes(
+ON_KNOWN = ("error", "skip", "extend")
+
+
+def chosen_classes(
     data: LoadedData, known: Sequence[str], wanted: Sequence[str] | None, on_known: str
 ) -> tuple[list[str], list[str]]:
-    """The classes to learn, in order, and those that are left out because they are known."""
+    """The new classes to learn, in order, and those of the data that are known already."""
+    if on_known not in ON_KNOWN:
+        raise PassloraError(f"on_known must be {', '.join(ON_KNOWN)}, got {on_known!r}")
     present = [data.class_names[label] for label in np.unique(data.train.split.labels)]
     if wanted is not None:
         missing = [name for name in wanted if name not in present]
@@ -130,18 +136,20 @@ def new_classes(
             raise PassloraError(f"{data.name} has no training images of {missing[0]!r}")
         present = list(wanted)
     there = [name for name in present if name in known]
-    if there and on_known != "skip":
-        raise PassloraError(f"the model knows already: {', '.join(there)} (--on_known skip leaves them out)")
+    if there and on_known == "error":
+        raise PassloraError(
+            f"the model knows already: {', '.join(there)} (--on_known skip leaves them out, extend learns from more "
+            "images of them)"
+        )
     new = [name for name in present if name not in there]
-    if not new:
+    if not new and on_known != "extend":
         raise PassloraError(f"{data.name} has no class that the model does not know")
     return new, there
 
 
-def rows_of(images: Images, class_names: list[str], index: dict[str, int], first: int = 0) -> TaskData:
-    """The rows of the classes in `index`, from the class numbered `first` on."""
-    wanted = {name: number for name, number in index.items() if number >= first}
-    return select(images, images.split.labels, class_names, wanted)
+def rows_of(images: Images, class_names: list[str], index: dict[str, int]) -> TaskData:
+    """The rows of the classes in `index`."""
+    return select(images, images.split.labels, class_names, index)
 
 
 def describe_lesson(
@@ -149,7 +157,11 @@ def describe_lesson(
 ) -> dict[str, Any]:
     """What a checkpoint keeps of the lesson it was taken in: only the same lesson goes on from there."""
     about = without_data_path({**config.flat(), **reading, "dataset_name": data.name})
-    about |= {"classes": lesson.new_classes, "images": lesson.images, "processes": processes}
+    about |= {
+        "classes": [*lesson.new_classes, *lesson.extended_classes],
+        "images": lesson.images,
+        "processes": processes,
+    }
     return {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
 
 

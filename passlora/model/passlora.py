@@ -21,7 +21,7 @@ from passlora.folder.lock import lock
 from passlora.folder.manifest import Manifest, TaskEntry, read_manifest, settings_of
 from passlora.hub import pull, push
 from passlora.hub.card import write_card
-from passlora.model import export
+from passlora.model import changing, export
 from passlora.model.keeping import save
 from passlora.model.lesson import (
     Lesson,
@@ -100,7 +100,7 @@ class PassLora:
     @property
     def scenario(self) -> Scenario:
         """Which classes came with which task."""
-        sizes = tuple(len(task.classes) for task in self.tasks)
+        sizes = tuple(len(names) for names in Manifest({}, self.tasks).classes_by_task)
         return Scenario(tuple(range(sum(sizes))), sizes)
 
     def __repr__(self) -> str:
@@ -123,10 +123,10 @@ class PassLora:
         """Learn the new classes of a dataset as one more task; no image of an old class is needed.
 
         `classes` names those to learn, in order; otherwise all of the dataset's. A class that is known already is an
-        error, or with `on_known="skip"` left out. A test split may hold old classes too: accuracies are then measured
-        after, and with `test_before` also before. With `save_steps` or `save_epochs` the state inside the task is kept
-        in `folder`, and continued from there. `settings` are keys of the data and training groups; the latter stay
-        with the model.
+        error, with `on_known="skip"` left out, with "extend" learnt from more images of it. A test split may hold old
+        classes too: accuracies are then measured after, and with `test_before` also before. With `save_steps` or
+        `save_epochs` the state inside the task is kept in `folder`, and continued from there. `settings` are keys of
+        the data and training groups; the latter stay with the model.
         """
         self._check_whole()
         place, before = None if folder is None else Path(folder), self.learner.config
@@ -142,9 +142,36 @@ class PassLora:
             if not self.learner.is_half_taught:  # refused before anything was learnt: its settings are not the model's
                 self.learner.config = before
             raise
-        self.tasks = [*self.tasks, entry]
-        self.unsaved[len(self.tasks) - 1] = state
+        self._take(entry, state)
         return lesson
+
+    def _take(self, entry: TaskEntry, state: TaskState | None = None) -> None:
+        """One more task, or change of what is known."""
+        tasks = [*self.tasks, entry]
+        self.unsaved[len(self.tasks)] = changing.state_of(self.learner, tasks) if state is None else state
+        self.tasks = tasks
+
+    def forget(self, classes: Sequence[str]) -> str:
+        """Remove classes; returns what remains of them in words, empty if nothing does. `save_pretrained` keeps it."""
+        self._check_whole()
+        self._take(changing.forget(self.learner, self.classes, classes))
+        return self.learner.network.classifier.remains()
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name. `save_pretrained` keeps it."""
+        self._check_whole()
+        self._take(changing.rename(self.learner, self.classes, old, new))
+
+    def combine(self, other: PassLora, on_clash: str = "error") -> dict[str, str]:
+        """Learn all that another model of the same backbone knows, without any image.
+
+        Classes of one name are an error, one class (`on_clash="join"`), or two (`"rename"`); returns their new names.
+        """
+        self._check_whole()
+        other._check_whole()
+        entry, names = changing.combine(self.learner, self.classes, other.learner, other.classes, on_clash)
+        self._take(entry)
+        return names
 
     def _check_whole(self) -> None:
         if self.learner.is_half_taught or self.learner.network.num_classes != len(self.classes):

@@ -14,7 +14,7 @@ from passlora.folder import manifest
 from passlora.folder.checkpoints import read_checkpoint, write_checkpoint
 from passlora.folder.manifest import Manifest, TaskEntry, now, settings_of
 from passlora.folder.tasks import check_room, check_state
-from passlora.model.lesson import Lesson, LoadedData, describe_lesson, new_classes, public_name, rows_of, share_right
+from passlora.model.lesson import Lesson, LoadedData, chosen_classes, describe_lesson, public_name, rows_of, share_right
 from passlora.training.learner import Learner, TaskState
 from passlora.training.steps import Hooks, State
 
@@ -36,13 +36,16 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     """Learn the request's classes as one more task."""
     began, data = time.perf_counter(), request.data
     known = Manifest({}, tasks).classes
-    new, skipped = new_classes(data, known, request.classes, request.on_known)
-    entry = TaskEntry(new, now(), dataset=public_name(data))
+    new, there = chosen_classes(data, known, request.classes, request.on_known)
+    extended = there if request.on_known == "extend" else []
+    if extended:
+        check_can_extend(learner)
+    entry = TaskEntry(new, now(), dataset=public_name(data), extended=extended)
     # By the reader's own check, before an hour of training.
     manifest.check(manifest.to_json(Manifest(settings_of(learner.config), [*tasks, entry])))
     index = {name: i for i, name in enumerate([*known, *new])}
-    training = rows_of(data.train, data.class_names, index, len(known))
-    lesson = Lesson(new, skipped, len(training.rows))
+    training = rows_of(data.train, data.class_names, {name: index[name] for name in (*new, *extended)})
+    lesson = Lesson(new, [name for name in there if not extended], len(training.rows), extended)
     checkpoint, hooks = continuation(learner, len(tasks), request, lesson)
     if request.test_before:
         lesson.old_before = accuracy_before(learner, data, {name: i for i, name in enumerate(known)})
@@ -60,6 +63,21 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     lesson.seconds = time.perf_counter() - began
     lesson.test_seconds = lesson.seconds - lesson.train_seconds
     return lesson, entry, state
+
+
+def check_can_extend(learner: Learner) -> None:
+    """Only sums of features that do not change take in more images of a class as if they had been there before."""
+    classifier, method = learner.network.classifier, learner.config.method
+    if not classifier.extends or method.adapt_tasks == "all":
+        what = (
+            "whose network every task trains"
+            if method.adapt_tasks == "all"
+            else f"of the classifier {method.classifier}"
+        )
+        raise PassloraError(
+            f"a model {what} cannot learn from more images of a class it knows: leave these out with --on_known "
+            "skip, or forget the class and teach it anew"
+        )
 
 
 def accuracy_before(learner: Learner, data: LoadedData, index: dict[str, int]) -> float | None:

@@ -86,7 +86,7 @@ class Learner:
         if follows:
             features.keep = True
             self._follow(before, features)
-        self._take_in(features)
+        self._take_in(features, new_classes)
         self.task += 1
         self.is_half_taught = False
 
@@ -101,11 +101,11 @@ class Learner:
             )
         (self.memory if classifier.trained else classifier).move(drift)
 
-    def _take_in(self, features: TaskFeatures) -> None:
+    def _take_in(self, features: TaskFeatures, new_classes: int) -> None:
         """Remember the new classes, or fit the classifier to them."""
         classifier = self.network.classifier
         if not isinstance(classifier, Head):
-            classifier.grow(features.num_classes)
+            classifier.grow(new_classes)
             classifier.fit_task(features)
             return
         self.memory.remember(features)
@@ -174,7 +174,10 @@ class Learner:
         `first` is the number of the first of the new classes, and `views` how many rotations, if not the classifier's.
         """
         method, training, accelerator = self.config.method, self.config.training, self.accelerator
-        classifier = self.network.classifier
+        classifier, own, rows = self.network.classifier, data.classes - first, None
+        present = np.unique(data.classes[data.rows])
+        if present[0] < first:  # more of known classes, and perhaps new ones
+            own, rows, new_classes = np.searchsorted(present, data.classes), torch.from_numpy(present), len(present)
         if views is None:
             views = method.prototype_views if classifier.trained else classifier.num_views(method.inference)
         share = (training.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes)
@@ -189,18 +192,36 @@ class Learner:
                 if batch.uniforms is not None:
                     images = data.images.augment(images, batch.uniforms)
                 z = self.network.features(images, views, accelerator.autocast())
-                classes = torch.from_numpy(data.classes[batch.rows] - first).to(accelerator.device)
+                classes = torch.from_numpy(own[batch.rows]).to(accelerator.device)
                 yield z, classes, torch.from_numpy(np.searchsorted(data.rows, batch.rows))
 
-        counts = torch.from_numpy(np.bincount(data.classes[data.rows] - first, minlength=new_classes))
+        counts = torch.from_numpy(np.bincount(own[data.rows], minlength=new_classes))
         dim = self.network.backbone.feature_dim
-        return TaskFeatures(compute, new_classes, counts, dim, accelerator.device, self.add_up)
+        return TaskFeatures(compute, new_classes, counts, dim, accelerator.device, self.add_up, rows=rows)
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """Over all processes, wherever the tensor lies."""
         if self.accelerator.num_processes == 1:
             return tensor
         return self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum").to(tensor.device)
+
+    # --- changing what is known --------------------------------------------------------------------------------
+
+    def keep(self, classes: Tensor) -> None:
+        """Forget every class but these."""
+        self.network.classifier.keep(classes)
+        if self.network.classifier.trained:
+            self.memory.keep(classes)
+        self.task += 1
+
+    def join(self, other: Learner, classes: Tensor) -> None:
+        """Take in what another one knows, on the same network: its classes are these, or new ones after ours."""
+        mine, theirs = self.network.backbone.state(), other.network.backbone.state()
+        frozen = self.is_frozen and other.is_frozen
+        if not frozen and not all(torch.equal(mine[name], theirs[name]) for name in mine):
+            raise PassloraError("the two models were adapted apart: their features are not the same")
+        self.network.classifier.join(other.network.classifier, classes)
+        self.task += 1
 
     # --- keeping -----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,10 @@ STRENGTH = 0.01  # of both ridges, in units of the mean eigenvalue; docs/beyond.
 class AnaCP(ClassMeans):
     """Means and one scatter of features as they are; Gram matrices and class sums of lifted ones."""
 
+    joins = True
+    class_rows = (*ClassMeans.class_rows, "lifted")
+    shared_sums = ("scatter", "grams")
+
     scatter: Tensor
     lifted: Tensor
     grams: Tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from passlora.method.discriminant import heavy_tailed
 from passlora.method.drift import Drift
 from passlora.method.feature_map import FeatureMap
 from passlora.method.features import TaskFeatures
+
+CANNOT_JOIN = "the classifier {} cannot join the images of one class from two models"
 
 
 @dataclass
@@ -44,6 +46,11 @@ class Classifier(nn.Module):
     """
 
     trained: ClassVar[bool] = False  # whether the steps of a task train it (the head), or `fit_task` makes it
+    extends: ClassVar[bool] = False  # whether `fit_task` takes more images of known classes (`features.rows`)
+    joins: ClassVar[bool] = False  # whether two that were taught apart become one (`join`)
+    # Names of what is stored: a row a class, and sums over the images of all classes.
+    class_rows: ClassVar[tuple[str, ...]] = ()
+    shared_sums: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, feature_dim: int, method: MethodConfig) -> None:
         super().__init__()
@@ -66,6 +73,33 @@ class Classifier(nn.Module):
     def move(self, drift: Drift) -> None:
         """Bring what is known of the classes so far to the features of a network that was trained on others."""
         raise PassloraError(f"the classifier {self.method.classifier} cannot follow a network that is trained on")
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget every class but these."""
+        if not self.class_rows:
+            raise PassloraError(f"the classifier {self.method.classifier} cannot forget a class")
+        for name in self.class_rows:
+            setattr(self, name, getattr(self, name)[rows])
+        self.forget_computed()
+
+    def remains(self) -> str:
+        """What is left of a class that was forgotten, in words; empty if nothing is."""
+        if self.joins:
+            return "its part in sums over the images of all classes" if self.shared_sums else ""
+        return "its part in the weights of other classes, which were fitted beside it"
+
+    def join(self, other: Self, rows: Tensor) -> None:
+        """Take in what another one of the same kind knows: its classes are these of ours, or new ones after ours."""
+        if not self.joins:
+            raise PassloraError(f"models of the classifier {self.method.classifier} cannot be combined")
+        if int(rows.min()) < self.num_classes:
+            raise PassloraError(CANNOT_JOIN.format(self.method.classifier))
+        self.grow(len(rows))
+        for name in self.class_rows:
+            getattr(self, name)[rows] = getattr(other, name)
+        for name in self.shared_sums:
+            getattr(self, name).add_(getattr(other, name))
+        self.forget_computed()
 
     def as_linear(self) -> Linear | None:
         """The scores as a linear layer, which can be merged into one network; None for what is not linear."""

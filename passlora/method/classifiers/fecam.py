@@ -25,6 +25,9 @@ ADDED = 1.0  # times the mean variance, on the diagonal
 class FeCAM(Classifier):
     """Not linear: a matrix a class. A class of one image takes the identity."""
 
+    joins = True
+    class_rows = ("means", "covariances")
+
     means: Tensor
     covariances: Tensor
 

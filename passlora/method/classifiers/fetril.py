@@ -17,6 +17,8 @@ from passlora.method.features import TaskFeatures
 class FeTrIL(ClassMeans):
     """A linear SVM, fitted anew with each task on the new features and the translated ones."""
 
+    class_rows = (*ClassMeans.class_rows, "weight", "bias")
+
     weight: Tensor
     bias: Tensor
 

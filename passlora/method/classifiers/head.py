@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from passlora.config import ROTATED_INFERENCE, MethodConfig
 from passlora.method.classifiers.base import Classifier, Linear, register
 from passlora.method.views import class_scores
+from passlora.method.views import nodes as nodes_of
 
 
 @register("head")
@@ -38,6 +39,14 @@ class Head(Classifier):
         fresh = nn.Linear(self.feature_dim, new_nodes, device=self.weight.device, dtype=self.weight.dtype)
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))
+
+    def keep(self, rows: Tensor) -> None:
+        nodes = nodes_of(rows, self.method.num_views).to(self.weight.device)
+        self.weight = nn.Parameter(self.weight.detach()[nodes])
+        self.bias = nn.Parameter(self.bias.detach()[nodes])
+
+    def remains(self) -> str:
+        return "what its images taught the network and the nodes of other classes"
 
     def forward(self, z: Tensor) -> Tensor:
         return F.linear(z, self.weight, self.bias)

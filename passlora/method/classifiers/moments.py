@@ -5,11 +5,14 @@ Sums of images, so the same for any order and any split of classes into tasks, a
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor
 
 from passlora.config import MethodConfig
-from passlora.method.classifiers.base import Classifier, Linear
+from passlora.errors import PassloraError
+from passlora.method.classifiers.base import CANNOT_JOIN, Classifier, Linear
 from passlora.method.discriminant import TEMPERATURES, is_nothing
 from passlora.method.drift import Drift
 from passlora.method.feature_map import make_map
@@ -20,11 +23,16 @@ FADING = 6  # docs/beyond.md tells where it was chosen
 
 
 class Moments(Classifier):
-    """Subclasses say what linear layer on mapped features the sums make (`as_linear`)."""
+    """Subclasses say what linear layer on mapped features the sums make (`solved`)."""
+
+    joins = True
+    class_rows = ("means", "counts")
+    shared_sums: ClassVar[tuple[str, ...]] = ("scatter", "temperature_losses")
 
     means: Tensor
     counts: Tensor
     scatter: Tensor
+    class_scatters: Tensor
     strength: Tensor
     temperature_losses: Tensor
 
@@ -36,6 +44,8 @@ class Moments(Classifier):
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
         # Sum over all images of (x - mu)(x - mu)^T, mu the mean of the image's class: its upper triangle, row by row.
         self.register_buffer("scatter", torch.zeros(size(width), dtype=torch.float64))
+        if method.exact_forgetting:  # the same for each class alone
+            self.register_buffer("class_scatters", torch.zeros(0, size(width), dtype=torch.float64))
         # How much is regularised; and what each temperature would have cost, over the tasks so far, recent ones most.
         self.register_buffer("strength", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("temperature_losses", torch.zeros(len(TEMPERATURES), dtype=torch.float64))
@@ -50,22 +60,75 @@ class Moments(Classifier):
     def grow(self, new_classes: int) -> None:
         self.enlarge("means", new_classes)
         self.enlarge("counts", new_classes)
+        if self.method.exact_forgetting:
+            self.enlarge("class_scatters", new_classes)
 
     def fit_task(self, features: TaskFeatures) -> None:
-        width, new = self.map.width, features.num_classes
-        total = torch.zeros(new, width, dtype=torch.float64)
-        squares = torch.zeros(width, width, dtype=torch.float64)
+        width, number = self.map.width, features.num_classes
+        parts = number if self.method.exact_forgetting else 1  # a sum of squares a class, or one for all
+        total = torch.zeros(number, width, dtype=torch.float64)
+        squares = torch.zeros(parts, width, width, dtype=torch.float64)
         for z, batch_classes, _ in features:
             x, classes = self.map(z).cpu().double(), batch_classes.cpu()
             total.index_add_(0, classes, x)
             weighed = self.weigh(x, classes, features)
-            squares.addmm_(weighed.T, weighed)
+            for part, square in enumerate(squares):
+                own = weighed if parts == 1 else weighed[classes == part]
+                square.addmm_(own.T, own)
         total, squares = features.reduce(total), features.reduce(squares)
         means = total / features.class_counts[:, None]
-        self.scatter += packed(self.within(squares, total, means)).to(self.scatter)
-        self.means[-new:] = means.to(self.means)
-        self.counts[-new:] = features.class_counts.to(self.counts)
+        if self.method.exact_forgetting:
+            within = torch.stack(
+                [self.within(*part) for part in zip(squares, total[:, None], means[:, None], strict=True)]
+            )
+        else:
+            within = self.within(squares[0], total, means)[None]
+        self.add(features.rows_of(self.num_classes), means, features.class_counts, within)
+
+    def add(self, rows: Tensor, means: Tensor, counts: Tensor, within: Tensor) -> None:
+        """Sums of further images of the classes `rows`: their means, numbers, and scatter (a matrix each, or one)."""
+        before, now = self.counts.cpu()[rows].double(), counts.cpu().double()
+        away = means - self.means.cpu()[rows]
+        apart = away * (before * now / (before + now)).sqrt()[:, None]  # none for a class that is new
+        self.means[rows] += (away * (now / (before + now))[:, None]).to(self.means)
+        self.counts[rows] += counts.to(self.counts)
+        if self.method.exact_forgetting:
+            own = packed(within + apart[:, :, None] * apart[:, None, :])
+            self.class_scatters[rows] += own.to(self.class_scatters)
+            self.scatter += own.sum(dim=0).to(self.scatter)
+        else:
+            self.scatter += packed(within.sum(dim=0) + apart.T @ apart).to(self.scatter)
         self.forget_computed()
+
+    def keep(self, rows: Tensor) -> None:
+        if self.method.exact_forgetting:
+            self.class_scatters = self.class_scatters[rows]
+            self.scatter = self.class_scatters.sum(dim=0)
+        super().keep(rows)
+        self.settle()
+
+    def remains(self) -> str:
+        matrix = (
+            [] if self.method.exact_forgetting else ["one matrix of products, summed over the images of all classes"]
+        )
+        number = ["one number, which says how sure to be"] if self.temperature_losses.any() else []
+        return f"its part in {', and in '.join(matrix + number)}" if matrix + number else ""
+
+    def join(self, other: Self, rows: Tensor) -> None:
+        new = int((rows >= self.num_classes).sum())
+        if new < len(rows) and not self.extends:
+            raise PassloraError(CANNOT_JOIN.format(self.method.classifier))
+        before = self.num_classes
+        self.grow(new)
+        within = unpacked(other.class_scatters, self.map.width) if self.method.exact_forgetting else other.whole()[None]
+        self.add(rows, other.means.cpu(), other.counts, within)
+        # Either's images were told among fewer classes.
+        shares = [(count / self.num_classes) ** FADING for count in (before, other.num_classes)]
+        self.temperature_losses = shares[0] * self.temperature_losses + shares[1] * other.temperature_losses
+        self.settle()
+
+    def settle(self) -> None:
+        """Choose anew what follows from the sums alone."""
 
     def move(self, drift: Drift) -> None:
         """Means and scatter of features as they are; each view of an image moves alike. Lifted ones cannot be moved."""
@@ -117,8 +180,12 @@ class Moments(Classifier):
         """Of the probabilities. What is linear in plain features stays linear: any head can hold it."""
         return not self.map.is_plain
 
-    def on_map(self, weight: Tensor, bias: Tensor) -> Linear:
-        """A linear layer on mapped features."""
+    def solved(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the classes, in float64, before the temperature."""
+        raise NotImplementedError
+
+    def as_linear(self) -> Linear:
+        weight, bias = self.solved()
         t, fitted = self.temperature(), bool(self.temperature_losses.any())
         mapped = None if self.map.is_plain else self.map
         return Linear((weight / t).float(), (bias / t).float(), map=mapped, heavy_tails=self.heavy_tails and fitted)

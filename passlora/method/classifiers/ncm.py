@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +16,8 @@ from passlora.method.features import TaskFeatures
 
 class ClassMeans(Classifier):
     """Keeps one mean feature vector a class, and of how many images: what several classifiers begin with."""
+
+    class_rows: ClassVar[tuple[str, ...]] = ("means", "counts")
 
     means: Tensor
     counts: Tensor
@@ -56,8 +60,23 @@ def class_sums(features: TaskFeatures) -> tuple[Tensor, Tensor]:
 class NearestMean(ClassMeans):
     """The class whose mean is nearest, by the metric that `ncm_metric` names."""
 
+    extends = joins = True
+
     def fit_task(self, features: TaskFeatures) -> None:
-        self.set_means(*class_sums(features))
+        self.add(features.rows_of(self.num_classes), *class_sums(features))
+
+    def add(self, rows: Tensor, total: Tensor, count: Tensor) -> None:
+        """Sums of further images of the classes `rows`."""
+        before = self.counts.cpu()[rows].double()
+        joined = self.means.cpu()[rows].double() * before[:, None] + total
+        self.means[rows] = (joined / (before + count)[:, None]).to(self.means)
+        self.counts[rows] += count.to(self.counts)
+        self.forget_computed()
+
+    def join(self, other: Self, rows: Tensor) -> None:
+        self.grow(int((rows >= self.num_classes).sum()))
+        counts = other.counts.cpu().double()
+        self.add(rows, other.means.cpu().double() * counts[:, None], counts)
 
     def as_linear(self) -> Linear:
         if self.method.ncm_metric == "cosine":

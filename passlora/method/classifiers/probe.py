@@ -17,6 +17,8 @@ ROUNDS = 300
 
 @register("probe")
 class Probe(Classifier):
+    class_rows = ("weight", "bias")
+
     weight: Tensor
     bias: Tensor
 

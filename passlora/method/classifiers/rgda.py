@@ -25,6 +25,10 @@ OWN, SHARED, IDENTITY = 0.1, 1.0, 0.3  # docs/beyond.md tells where they were ch
 class RGDA(ClassMeans):
     """Means, one scatter for all classes, and of each class the `RANK` strongest directions, scaled by its spread."""
 
+    joins = True
+    class_rows = (*ClassMeans.class_rows, "directions")
+    shared_sums = ("scatter",)
+
     directions: Tensor
     scatter: Tensor
 

@@ -7,11 +7,13 @@ so that classes of unequal size weigh alike (AIR: Fang et al., 2025).
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from passlora.config import MethodConfig
-from passlora.method.classifiers.base import Linear, register
+from passlora.method.classifiers.base import register
 from passlora.method.classifiers.moments import Moments, Sample
 from passlora.method.discriminant import temperature_losses
 from passlora.method.features import TaskFeatures
@@ -22,6 +24,8 @@ STRENGTHS = [10 ** (k / 2) for k in range(-10, 4)]  # of lambda, in units of the
 @register("ridge")
 class Ridge(Moments):
     """W = (G + lambda I)^-1 Q, Q the class means; lambda answers most images right, each by a fit without it."""
+
+    shared_sums = (*Moments.shared_sums, "right")
 
     right: Tensor
 
@@ -60,11 +64,18 @@ class Ridge(Moments):
         self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 
-    def as_linear(self) -> Linear:
+    def join(self, other: Self, rows: Tensor) -> None:
+        self.right += other.right
+        super().join(other, rows)
+
+    def settle(self) -> None:
+        self.strength.fill_(STRENGTHS[int(self.right.argmax())])
+
+    def solved(self) -> tuple[Tensor, Tensor]:
         gram = self.whole()
         identity = gram.trace() / len(gram) * torch.eye(len(gram), dtype=gram.dtype)
         weight = torch.linalg.solve(gram + float(self.strength) * identity, self.means.cpu().T).T
-        return self.on_map(weight, torch.zeros(self.num_classes, dtype=weight.dtype))
+        return weight, torch.zeros(self.num_classes, dtype=weight.dtype)
 
 
 def left_out_scores(x: Tensor, classes: Tensor, means: Tensor, counts: Tensor, inverse: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from passlora.method.classifiers.base import Linear, register
+from passlora.method.classifiers.base import register
 from passlora.method.classifiers.moments import Moments, Sample
 from passlora.method.discriminant import (
     Spectrum,
@@ -24,30 +24,45 @@ from passlora.method.features import TaskFeatures
 class SLDA(Moments):
     """Scores of Gaussian classes with equal priors, so that classes of unequal size do not matter."""
 
+    extends = True
+
     def fit_task(self, features: TaskFeatures) -> None:
         if self.method.shrinkage == "oas":
             super().fit_task(features)
             return
         sample = Sample(features)
         super().fit_task(sample.features)
-        covariance = self.covariance()
-        if covariance is None:
+        own = features.rows_of(self.num_classes)
+        known = compared(self.means.cpu())
+        rows = torch.cat([known, own[~torch.isin(own, known)]])
+        spectrum = self.spectrum(rows)
+        if spectrum is None:
             return
-        first = self.num_classes - features.num_classes
-        known, new = compared(self.means.cpu()), torch.arange(first, self.num_classes)
-        rows = torch.cat([known, new[~torch.isin(new, known)]])
-        spectrum = Spectrum.of(covariance, self.means.cpu()[rows], self.counts.cpu()[rows], self.freedom)
         strength = best_strength(spectrum)
         self.strength.fill_(strength)
         losses, place = torch.zeros_like(self.temperature_losses), torch.zeros(self.num_classes, dtype=torch.long)
         place[rows] = torch.arange(len(rows))
         for z, task_classes in sample.parts:
-            classes = place[task_classes + first]
+            classes = place[own[task_classes]]
             others = spectrum.counts[classes] > 1  # of the same class: without them nothing would be left of it
             if others.any():
                 scores = left_out_scores(spectrum, strength, self.map(z[others]).double(), classes[others])
                 losses += temperature_losses(scores, classes[others], self.heavy_tails)
         self.add_losses(features.reduce(losses), features.num_classes)
+        self.forget_computed()
+
+    def spectrum(self, rows: Tensor) -> Spectrum | None:
+        """Of the classes `rows`; None if nothing is known of the covariance."""
+        covariance = self.covariance()
+        if covariance is None:
+            return None
+        return Spectrum.of(covariance, self.means.cpu()[rows], self.counts.cpu()[rows], self.freedom)
+
+    def settle(self) -> None:
+        if self.method.shrinkage == "oas":
+            return
+        spectrum = self.spectrum(compared(self.means.cpu()))
+        self.strength.fill_(0.0 if spectrum is None else best_strength(spectrum))
         self.forget_computed()
 
     def regularised(self) -> Tensor:
@@ -61,12 +76,12 @@ class SLDA(Moments):
         share = oas_shrinkage(covariance, self.freedom)
         return (1 - share) * covariance + share * identity
 
-    def as_linear(self) -> Linear:
+    def solved(self) -> tuple[Tensor, Tensor]:
         means = self.means.cpu()
         centre = means.mean(dim=0)  # what all classes share changes no difference between them
         weight = torch.linalg.solve(self.regularised(), (means - centre).T).T
         bias = -weight @ centre - 0.5 * ((means - centre) * weight).sum(dim=1)
-        return self.on_map(weight, bias)
+        return weight, bias
 
 
 def oas_shrinkage(covariance: Tensor, samples: int) -> float:

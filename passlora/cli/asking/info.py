@@ -45,11 +45,12 @@ def print_about(name: str, about: dict[str, Any]) -> None:
     rows, seen = [["task", "classes", "learnt", "accuracy %", "kB", ""]], 0
     for i, task in enumerate(tasks):
         classes, kilobytes = task["classes"], f"{task['bytes'] / 1024:.0f}"
-        seen += len(classes)
+        seen += len(classes) - len(task["forgotten"])
         accuracy = "" if task["accuracy"] is None else f"{task['accuracy']:.1f}"
         if task["tested"] is not None:
             accuracy += f" on {task['tested']} of {seen} classes"
         shown = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
+        shown = "; ".join(part for part in (shown, task["change"]) if part)
         rows.append([str(i), str(len(classes)), task["learnt"], accuracy, kilobytes, shown])
     size = f"{about['bytes'] / 1024:,.0f} kB in all"
     print(

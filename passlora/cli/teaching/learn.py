@@ -38,9 +38,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     add_data(parser)
     parser.add_argument(
         "--on_known",
-        choices=["error", "skip"],
+        choices=["error", "skip", "extend"],
         default="error",
-        help="classes the model knows already (default: error)",
+        help="classes the model knows already: error, skip (leave them out), extend (learn from more images of them, "
+        "as if they had been there before) (default: error)",
     )
     defaults = dict.fromkeys((*BUDGET, *AUGMENTATION), "as the model was last taught")
     new = {"preset": LEARN_PRESET, **PRESETS[LEARN_PRESET], **LEARN_SUMS}
@@ -99,8 +100,13 @@ def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
         warn(f"learnt and saved, but not tested: {lesson.untested}")
     if lesson.skipped_classes:
         print(f"skipped, known already: {', '.join(lesson.skipped_classes)}")
-    names = ", ".join(lesson.new_classes[:10]) + (", ..." if len(lesson.new_classes) > 10 else "")
-    print(f"learnt {len(lesson.new_classes)} classes from {lesson.images} images in {lesson.seconds:.0f} s: {names}")
+
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+    more = f"; more of {some(lesson.extended_classes)}" if lesson.extended_classes else ""
+    what = f"{len(lesson.new_classes)} classes from {lesson.images} images in {lesson.seconds:.0f} s"
+    print(f"learnt {what}: {some(lesson.new_classes) or 'none new'}{more}")
     shown = {
         "old classes before": lesson.old_before,
         "old classes after": lesson.old_after,

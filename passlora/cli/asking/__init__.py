@@ -1,0 +1,1 @@
+"""Commands that change nothing: predict, eval, robustness, info."""

@@ -1,1 +1,0 @@
-"""Commands of a model's life: learn, predict, eval, robustness, info, rollback, merge, push, pull."""

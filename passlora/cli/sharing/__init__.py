@@ -1,0 +1,1 @@
+"""Commands that pass a model on: merge, push, pull."""

@@ -1,0 +1,1 @@
+"""Commands that change what a model knows: learn, forget, rename, combine, rollback."""
