@@ -300,7 +300,7 @@ def to_tensor(path):
 def test_every_module_of_a_command_is_registered():
     found = {
         name
-        for room in ("runs", "models")
+        for room in ("runs", "teaching", "asking", "sharing")
         for _, name, _ in pkgutil.iter_modules([f"{command_line.__path__[0]}/{room}"], f"passlora.cli.{room}.")
     }
     assert found == {module.__name__ for module in COMMANDS}
@@ -395,7 +395,14 @@ def test_a_run_ends_with_the_commands_that_go_on_from_there(capsys, preset, data
 def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
     def printed(**measured):
         nothing = dict.fromkeys(("old_before", "old_after", "new_after", "all_after", "continued_at", "untested"))
-        about = {"new_classes": ["owl"], "skipped_classes": [], "images": 5, "seconds": 1.0, "tested_classes": 0}
+        about = {
+            "new_classes": ["owl"],
+            "skipped_classes": [],
+            "extended_classes": [],
+            "images": 5,
+            "seconds": 1.0,
+            "tested_classes": 0,
+        }
         learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
         return capsys.readouterr().out.splitlines()[1:-1]
 

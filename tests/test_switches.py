@@ -21,6 +21,7 @@ WITHOUT_EFFECT = {  # what is given, though nothing reads it
     "sst": ({**FROZEN, "sst": True}, "--adapt_tasks all, first or auto"),
     "new_loss": ({**FROZEN, "new_loss": "binary"}, "--adapt_tasks all, first or auto"),
     "temperature": ({"preset": "lwf-mc", "temperature": 0.5}, "--new_loss softmax"),
+    "exact_forgetting": ({"preset": "ncm", "exact_forgetting": True}, "--classifier slda or ridge"),
     "drift": ({"preset": "fetril", "drift": "linear"}, "--adapt_tasks all"),
     "alignment": ({**FROZEN, "alignment": True}, "--classifier head"),
     "prototype_draws": ({"preset": "finetune", "prototype_draws": 4}, "--proto_aug explicit or implicit"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from passlora import files
 from passlora.cli.flags import chosen_flags
 from passlora.config import FIELDS, Config, hub_id
-from passlora.folder.lock import check_links
+from passlora.folder import history
+from passlora.folder.lock import check_links, lock
 from passlora.folder.manifest import AUGMENTATION, read_manifest
 
 FOLDER = "a model's folder, such as runs/digits"
@@ -61,6 +65,21 @@ def load_model(arguments: argparse.Namespace) -> Any:
     path = arguments.model_name_or_path
     settings = {"model_name_or_path": path} if path else {}
     return PassLora.from_pretrained(arguments.model, arguments.task, arguments.revision, **settings)
+
+
+@contextmanager
+def changed(arguments: argparse.Namespace) -> Iterator[Any]:
+    """The PassLora of MODEL; saved when the block is done, as it was if anything goes wrong."""
+    folder, path = Path(arguments.model), arguments.model_name_or_path
+    read_manifest(folder)  # refuse before the seconds that torch takes
+    with lock(folder):
+        history.check_no_rollback(folder)
+        files.tidy(folder)
+        from passlora.model.passlora import PassLora
+
+        model = PassLora.from_pretrained(folder, **({"model_name_or_path": path} if path else {}))
+        yield model
+        model.save_pretrained(folder)
 
 
 def reading_settings(arguments: argparse.Namespace, names: tuple[str, ...] = READING) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model
-from passlora.cli.teaching.change import changed
+from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed
 from passlora.errors import PassloraError
 from passlora.folder import history
 from passlora.folder.lock import lock

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model
-from passlora.cli.teaching.change import changed
+from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
