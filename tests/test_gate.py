@@ -128,23 +128,24 @@ def test_what_is_trained_on_is_not_asked():
 
 
 @pytest.mark.parametrize(
-    ("gains", "pays", "trials"),
+    ("gains", "pays"),
     [
-        ([1.0], True, 1),  # beyond doubt
-        ([-0.1], False, 1),
-        ([0.3, 0.5], True, 2),
-        ([0.3, 0.0], False, 2),
-        ([0.3, -1.0], False, 2),
+        ([0.4, 0.5, 0.3, 0.4], True),
+        ([0.9, 0.9, 0.0, -0.1], False),  # two classes of four say nothing of those to come
+        ([1.0, 0.0, 0.0, 0.0], False),
+        ([-0.1, -0.2, -0.1, -0.2], False),
+        ([0.1, 0.4, 0.2, 0.3], True),  # 3.9 deviations; it takes 3.2
+        ([0.1, 0.4, 0.0, 0.3], False),  # 2.2
     ],
 )
-def test_halves_change_places_where_one_leaves_doubt(monkeypatch, gains, pays, trials):
-    """`gains`: by how much the mean cross entropy of asked images falls in each trial, a deviation being 1."""
+def test_classes_are_counted_not_images(monkeypatch, gains, pays):
+    """`gains`: by how much the mean cross entropy of each class falls in the trial that it is asked in."""
     classes, scatter, done = torch.arange(4).repeat_interleave(10), torch.tensor([-1.0, 1.0]).repeat(20), []
 
     def trial(learner, data, count, half, name):
         done.append(half)
         # What is not asked, since it was trained on, would say the opposite.
-        gain = torch.where(classes % 2 == half, -9.0, gains[len(done) - 1])
+        gain = torch.where(classes % 2 == half, -9.0, torch.tensor(gains)[classes])
         return gate.Answers(classes, -gain + scatter, classes >= 0)
 
     class Alone:
@@ -153,7 +154,7 @@ def test_halves_change_places_where_one_leaves_doubt(monkeypatch, gains, pays, t
     monkeypatch.setattr(gate, "answers", lambda *given: gate.Answers(classes, torch.zeros(40), classes >= 0))
     monkeypatch.setattr(gate, "answers_of_a_trial", trial)
     data = gate.TaskData(None, np.arange(40), classes.numpy())
-    assert gate.adapting_pays(Alone, data, 4, "") is pays and done == [0, 1][:trials]
+    assert gate.adapting_pays(Alone, data, 4, "") is pays and done == [0, 1]
 
 
 def test_a_first_task_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch, adapted, blind):

@@ -1,15 +1,15 @@
 """Whether it pays to adapt the backbone to the first task: decided by classes that it is not adapted to.
 
-Every other class of the first task is trained on. The rest are asked: are their images, each left out once, told with a
-lower cross entropy among all of the task's classes by the adapted features than by the pretrained ones? Classes to come
-are such classes. (Not with fewer errors: among a handful of classes there are hardly any to be had.) Where that leaves
-doubt, the halves change places, and both answers count.
+Every other class of the first task is trained on, and the rest are asked: are their images, each left out once, told
+with a lower cross entropy among all of the task's classes by the adapted features than by the pretrained ones? Then the
+halves change places, so that every class is asked once. (Not with fewer errors: among a handful of classes there are
+hardly any to be had.) Classes to come are other classes, so it is classes that are counted: their mean gain must be
+above zero by Student's t at 97.5%, however many images each has.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from passlora.training.steps import Hooks, TaskTraining
 if TYPE_CHECKING:
     from passlora.training.learner import Learner
 
-DEVIATIONS = 2.0  # the gain must exceed so many standard deviations of it
+CERTAINTY = 0.975  # that classes to come gain
 log = logging.getLogger(__name__)
 
 
@@ -38,14 +38,16 @@ class Answers:
 
 def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> bool:
     """The backbone is what it was before when this is done."""
+    from scipy.stats import t as student
+
     data = numbered_from_0(data)
     sizes = np.bincount(data.classes[data.rows], minlength=classes)
     halves = [(np.arange(classes) % 2 != half) & (sizes > 1) for half in (0, 1)]  # one image is nothing without it
     if min(half.sum() for half in halves) < 2:
         log.info("the backbone stays as it is: whether adapting it pays takes four classes of two images to tell")
         return False
-    before, asked, gains = answers(learner, data, classes), np.zeros(classes, dtype=bool), []
-    told = np.zeros(2)
+    before, told, gains = answers(learner, data, classes), np.zeros(2), torch.zeros(classes, dtype=torch.float64)
+    asked = halves[0] | halves[1]
     for half, others in enumerate(halves):
         try:
             after = answers_of_a_trial(learner, data, classes, half, name)
@@ -53,26 +55,22 @@ def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> 
             log.info(f"adapting the backbone does not pay, it stays as it is: {error}")
             return False
         own = torch.from_numpy(others)[before.of_class]
-        gains.append((before.losses - after.losses)[own])
+        gains.index_add_(0, before.of_class[own], (before.losses - after.losses)[own].double())
         told += [int(learner.add_up(part.right[own].sum())) for part in (before, after)]
-        asked |= others
-        certainty = deviations(torch.cat(gains), learner.add_up)
-        if certainty <= 0 or certainty > DEVIATIONS:
-            break
-    pays, shares = certainty > DEVIATIONS, 100 * told / sizes[asked].sum()
+    means = learner.add_up(gains).numpy()[asked] / sizes[asked]
+    found, needed = deviations(means), float(student.ppf(CERTAINTY, len(means) - 1))
+    pays, shares = found > needed, 100 * told / sizes[asked].sum()
     log.info(
         f"adapting the backbone {'pays' if pays else 'does not pay'}: images of classes it is not adapted to are told "
-        f"{shares[0]:.1f}% right before and {shares[1]:.1f}% after, with a cross entropy that is lower by "
-        f"{certainty:.1f} standard deviations{'' if pays else '; it stays as it is'}"
+        f"{shares[0]:.1f}% right before and {shares[1]:.1f}% after, with a cross entropy that is lower by {found:.1f} "
+        f"standard deviations over classes (it takes {needed:.1f}){'' if pays else '; it stays as it is'}"
     )
     return pays
 
 
-def deviations(gains: Tensor, add_up: Callable[[Tensor], Tensor]) -> float:
-    """The mean of `gains`, over all processes, in units of its standard deviation."""
-    count, total, squares = add_up(torch.stack([torch.ones_like(gains).sum(), gains.sum(), gains.square().sum()]))
-    variance = (squares - total**2 / count) / (count - 1)
-    return float(total / (count * variance.clamp(min=1e-30)).sqrt())
+def deviations(values: np.ndarray) -> float:
+    """Their mean, in units of its standard deviation."""
+    return float(values.mean() / max(values.std(ddof=1) / len(values) ** 0.5, 1e-15))
 
 
 def answers_of_a_trial(learner: Learner, data: TaskData, classes: int, half: int, name: str) -> Answers:
