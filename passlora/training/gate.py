@@ -3,8 +3,8 @@
 Every other class of the first task is trained on, and the rest are asked: are their images, each left out once, told
 with a lower cross entropy among all of the task's classes by the adapted features than by the pretrained ones? Then the
 halves change places, so that every class is asked once. (Not with fewer errors: among a handful of classes there are
-hardly any to be had.) Classes to come are other classes, so it is classes that are counted: their mean gain must be
-above zero by Student's t at 97.5%, however many images each has.
+hardly any to be had.) Classes to come are other classes, so it is classes that are counted, however many images each
+has: their mean gain must exceed its standard error, as in Breiman's rule of one standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from passlora.training.steps import Hooks, TaskTraining
 if TYPE_CHECKING:
     from passlora.training.learner import Learner
 
-CERTAINTY = 0.975  # that classes to come gain
+ERRORS = 1.0  # standard errors that the mean gain must exceed
 log = logging.getLogger(__name__)
 
 
@@ -38,8 +38,6 @@ class Answers:
 
 def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> bool:
     """The backbone is what it was before when this is done."""
-    from scipy.stats import t as student
-
     data = numbered_from_0(data)
     sizes = np.bincount(data.classes[data.rows], minlength=classes)
     halves = [(np.arange(classes) % 2 != half) & (sizes > 1) for half in (0, 1)]  # one image is nothing without it
@@ -58,18 +56,18 @@ def adapting_pays(learner: Learner, data: TaskData, classes: int, name: str) -> 
         gains.index_add_(0, before.of_class[own], (before.losses - after.losses)[own].double())
         told += [int(learner.add_up(part.right[own].sum())) for part in (before, after)]
     means = learner.add_up(gains).numpy()[asked] / sizes[asked]
-    found, needed = deviations(means), float(student.ppf(CERTAINTY, len(means) - 1))
-    pays, shares = found > needed, 100 * told / sizes[asked].sum()
+    found, shares = standard_errors(means), 100 * told / sizes[asked].sum()
+    pays = found > ERRORS
     log.info(
         f"adapting the backbone {'pays' if pays else 'does not pay'}: images of classes it is not adapted to are told "
         f"{shares[0]:.1f}% right before and {shares[1]:.1f}% after, with a cross entropy that is lower by {found:.1f} "
-        f"standard deviations over classes (it takes {needed:.1f}){'' if pays else '; it stays as it is'}"
+        f"standard errors over classes (it takes {ERRORS:g}){'' if pays else '; it stays as it is'}"
     )
     return pays
 
 
-def deviations(values: np.ndarray) -> float:
-    """Their mean, in units of its standard deviation."""
+def standard_errors(values: np.ndarray) -> float:
+    """Their mean, in units of its standard error."""
     return float(values.mean() / max(values.std(ddof=1) / len(values) ** 0.5, 1e-15))
 
 
