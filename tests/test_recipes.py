@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+import zipfile
 from itertools import islice
 from pathlib import Path
 
@@ -145,3 +148,44 @@ def test_accelerate_reads_its_configurations():
         "ddp_fp16": "fp16",
         "multi_node": "bf16",
     }
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_recipes_are_listed_copied_and_run_by_name(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = cli("recipes")
+    assert code == 0 and all(named(path) in out for path in RECIPES.glob("*/*.yaml"))
+    assert "CIFAR-100 in ten tasks of ten on the small bundled backbone" in out
+    code, out, err = cli("recipes", "copy", "mini/digits")
+    assert code == 0 and "passlora train --config digits.yaml" in out, err
+    assert (tmp_path / "digits.yaml").read_bytes() == (RECIPES / "mini" / "digits.yaml").read_bytes()
+    code, _, err = cli("recipes", "copy", "mini/digits")
+    assert code == 2 and "exists already" in err
+    code, _, err = cli("recipes", "copy", "mini/digit")
+    assert code == 2 and "did you mean 'mini/digits'" in err
+    assert cli("recipes", "copy")[0] == 2
+    code, out, err = cli("validate", "mini/cifar100_t5")
+    assert code == 0, err
+    code, _, err = cli("train", "--config", "mini/nothing_like_it")
+    assert code == 2 and "passlora recipes lists those" in err
+
+
+def test_every_hint_leads_to_a_flag_that_there_is():
+    from passlora.cli.main import COMMANDS, OTHER_NAMES, known_flags, make_parser
+
+    parser = make_parser()
+    commands = parser._subparsers._group_actions[0].choices
+    flags = {flag for name in commands for flag in known_flags(parser, name)}
+    assert len(commands) == len(COMMANDS) and {f"--{name}" for name in OTHER_NAMES.values()} <= flags
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_recipes(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(RECIPES.parent)]
+    subprocess.run(command, check=True, timeout=600)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    assert {f"passlora/recipes/{path.parent.name}/{path.name}" for path in RECIPES.glob("*/*.yaml")} <= inside

@@ -10,7 +10,7 @@ from typing import NoReturn
 from passlora import __version__
 from passlora.cli.asking import evaluate, info, predict, robustness
 from passlora.cli.output import drop_unwritten_output, fail, printing_what_the_library_says
-from passlora.cli.runs import env, report, reproduce, train, validate
+from passlora.cli.runs import env, recipes, report, reproduce, train, validate
 from passlora.cli.sharing import merge, pull, push
 from passlora.cli.teaching import combine, forget, learn, rename, rollback
 from passlora.errors import PassloraError, nearest
@@ -18,13 +18,46 @@ from passlora.errors import PassloraError, nearest
 # A module a command, in the order of the help. Each has add(commands), which returns its parser, and
 # run(arguments), which returns the exit code and imports what is heavy.
 COMMANDS = (
-    *(train, validate, reproduce, report),
+    *(train, recipes, validate, reproduce, report),
     *(learn, predict, evaluate, robustness, info),
     *(forget, rename, combine, rollback),
     *(merge, push, pull),
     env,
 )
 RESUMABLE = ("train", "learn", "reproduce")
+
+# What people type first -> what it is called here.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "model": "model_name_or_path",
+    "backbone": "model_name_or_path",
+    "arch": "model_architecture",
+    "lora_rank": "lora_r",
+    "rank": "lora_r",
+    "r": "lora_r",
+    "alpha": "lora_alpha",
+    "target_modules": "lora_target_modules",
+    "dataset": "dataset_name",
+    "data": "dataset_name",
+    "method": "preset",
+    "tasks": "num_tasks",
+    "output": "output_dir",
+    "out": "output_dir",
+    "o": "output_dir",
+    "wd": "weight_decay",
+    "fp16": "mixed_precision",
+    "bf16": "mixed_precision",
+    "workers": "dataloader_num_workers",
+    "num_workers": "dataloader_num_workers",
+    "recipe": "config",
+    "topk": "top_k",
+    "k": "top_k",
+}
 
 DESCRIPTION = """\
 passlora teaches a pretrained vision model new classes, task after task, without keeping any old image.
@@ -58,7 +91,10 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         return arguments
     flag = unknown[0].split("=")[0]
     if flag.startswith("--"):
-        raise PassloraError(f"unknown flag {flag}{nearest(flag, known_flags(parser, arguments.command))}")
+        known = known_flags(parser, arguments.command)
+        meant = f"--{OTHER_NAMES.get(flag[2:].replace('-', '_'), '')}"
+        hint = f"; here it is {meant}" if meant in known else nearest(flag, known)
+        raise PassloraError(f"unknown flag {flag}{hint}")
     raise PassloraError(f"unexpected argument {flag!r}")
 
 

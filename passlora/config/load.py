@@ -9,6 +9,7 @@ from typing import Any
 
 from passlora.config.config import Config, under_preset
 from passlora.config.presets import DEFAULT_RECIPE
+from passlora.config.recipes import find_recipe
 from passlora.errors import PassloraError
 
 LOCAL_DATA = "local:"  # how a saved configuration names data that lay on the machine it ran on
@@ -37,8 +38,9 @@ def read_yaml(path: str) -> dict[str, Any]:
     """The keys and values of a recipe, or of a run's config.yaml."""
     import yaml
 
+    file = Path(path) if Path(path).exists() or Path(path).is_absolute() else find_recipe(path)
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PassloraError(f"no recipe at {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
