@@ -9,8 +9,8 @@ from PIL import Image
 
 from passlora import PassloraError, train
 from passlora.config import DataConfig
-from passlora.data import corruptions, small_corruptions
-from passlora.data.corruptions import CORRUPTIONS, corrupt, corrupted
+from passlora.data import corruptions
+from passlora.data.corruptions import CORRUPTIONS, corrupt, corrupted, small
 from passlora.data.dataset import load_dataset
 
 
@@ -73,7 +73,7 @@ def test_small_blurs_move_no_light_and_glass_only_takes_from_neighbours():
     numbers = np.arange(32 * 32).reshape(32, 32)
     coded = np.stack([numbers // 256, numbers % 256, 0 * numbers], axis=2) / 255  # each pixel says where it is
     np.random.seed(0)
-    found = np.rint(255 * small_corruptions.glass_blur(coded, (0.05, 1))).astype(int)
+    found = np.rint(255 * small.glass_blur(coded, (0.05, 1))).astype(int)
     rows, columns = np.divmod(found[..., 0] * 256 + found[..., 1], 32)
     down, right = rows - np.arange(32)[:, None], columns - np.arange(32)
     assert set(np.unique(down)) == set(np.unique(right)) == {-1, 0}, "from above or the left, one pixel at most"
@@ -86,7 +86,7 @@ def test_small_images_may_be_long():
 
 
 def damage_small(name, image, severity):
-    return small_corruptions.damage(np.uint8(np.rint(255 * image)), name, severity) / 255
+    return small.damage(np.uint8(np.rint(255 * image)), name, severity) / 255
 
 
 def test_noise_differs_from_image_to_image():

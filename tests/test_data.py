@@ -10,7 +10,8 @@ from PIL import Image
 from passlora.config import DataConfig
 from passlora.data.class_names import check_class_name
 from passlora.data.dataset import load_dataset
-from passlora.data.rows import hold_out, to_rgb
+from passlora.data.pictures import to_rgb
+from passlora.data.rows import hold_out
 from passlora.errors import PassloraError
 
 datasets = pytest.importorskip("datasets")

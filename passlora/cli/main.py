@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from passlora import __version__
-from passlora.cli.asking import evaluate, info, predict, robustness
+from passlora.cli.asking import check, evaluate, info, predict, robustness
 from passlora.cli.output import drop_unwritten_output, fail, printing_what_the_library_says
 from passlora.cli.runs import env, recipes, report, reproduce, train, validate
 from passlora.cli.sharing import merge, pull, push
@@ -19,7 +19,7 @@ from passlora.errors import PassloraError, nearest
 # run(arguments), which returns the exit code and imports what is heavy.
 COMMANDS = (
     *(train, recipes, validate, reproduce, report),
-    *(learn, predict, evaluate, robustness, info),
+    *(check, learn, predict, evaluate, robustness, info),
     *(forget, rename, combine, rollback),
     *(merge, push, pull),
     env,

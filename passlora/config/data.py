@@ -29,6 +29,9 @@ class DataConfig:
     max_classes: int | None = knob(None, "use only the first so many classes of the dataset")
     max_train_per_class: int | None = knob(None, "use at most this many training images a class")
     max_test_per_class: int | None = knob(None, "use at most this many test images a class")
+    on_unreadable: Literal["error", "skip"] = knob(
+        "error", "images that cannot be read: error, or skip (each is named, and left out)"
+    )
     crop_padding: int = knob(4, "small images: random crop after zero-padding by this many pixels (0: off)")
     horizontal_flip: bool = knob(True, "mirror half of the training images")
     brightness: float = knob(63 / 255, "random brightness factor in 1 +- this (0: off)")
@@ -61,6 +64,7 @@ class ReadingSettings(TypedDict, total=False):
     max_classes: int | None
     max_train_per_class: int | None
     max_test_per_class: int | None
+    on_unreadable: Literal["error", "skip"]
     crop_padding: int
     horizontal_flip: bool
     brightness: float

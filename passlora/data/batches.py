@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from passlora.config import DataConfig
-from passlora.data.rows import Split, to_rgb
+from passlora.data.pictures import to_rgb
+from passlora.data.rows import Split
 from passlora.display.progress import progress
 from passlora.errors import PassloraError
 

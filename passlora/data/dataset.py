@@ -12,7 +12,7 @@ from passlora.config import LOCAL_DATA, DataConfig
 from passlora.data.class_names import check_class_name
 from passlora.data.idx import has_idx, idx_folder
 from passlora.data.image_folder import image_folder
-from passlora.data.rows import ArrayRows, Split, Splits, at_most, first_classes, hold_out
+from passlora.data.rows import ArrayRows, Split, Splits, at_most, first_classes, hold_out, readable
 from passlora.data.tables import TABLE_SUFFIXES, from_table, has_tables, read_hub, read_saved, read_tables
 from passlora.errors import PassloraError
 
@@ -42,6 +42,8 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
 def read_splits(config: DataConfig, known: Sequence[str] = ()) -> Splits:
     """The splits as they are. The test split may also have classes of `known`, which then join the names."""
     train, test, names = read_any(config, known)
+    train = readable(train, config.on_unreadable)
+    test = None if test is None else readable(test, config.on_unreadable)
     for name in names:
         try:
             check_class_name(name)

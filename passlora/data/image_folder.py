@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 from PIL import Image
 
 from passlora.config import DataConfig
+from passlora.data.pictures import IMAGE_SUFFIXES, MODERN_SUFFIXES, readable_suffixes
 from passlora.data.rows import TEST_SPLITS, Split, Splits
 from passlora.errors import PassloraError, nearest
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -61,6 +63,7 @@ def read_folder(root: Path, names: list[str] | None) -> tuple[Split, list[str]]:
     files = {name: paths for name, paths in files.items() if paths}
     if not files:
         raise PassloraError(f"no images in {root}: expected {root}/<class>/*.jpg (or {', '.join(IMAGE_SUFFIXES[1:])})")
+    tell_what_is_passed_over(root, folders)
     names = sorted(files) if names is None else names
     for name in files:
         if name not in names:
@@ -70,5 +73,19 @@ def read_folder(root: Path, names: list[str] | None) -> tuple[Split, list[str]]:
     return Split(FolderRows(paths), np.array(labels, dtype=np.int64)), names
 
 
+def tell_what_is_passed_over(root: Path, folders: list[Path]) -> None:
+    """A line each: photographs in no class's folder, and of kinds that are not read here."""
+    loose = sum(is_image(path) for path in root.iterdir() if path.is_file())
+    if loose:
+        log.warning(f"{loose} images lie in {root} itself, in no class's folder: they are not read")
+    unread = set(MODERN_SUFFIXES) - set(readable_suffixes())
+    found = (
+        [path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in unread] if unread else []
+    )
+    if found:
+        kinds = ", ".join(sorted({path.suffix.lower() for path in found}))
+        log.warning(f"{len(found)} files of {root} are not read ({kinds}): pip install 'passlora[heif]' reads them")
+
+
 def is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in readable_suffixes() and not path.name.startswith(".")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from passlora.data.pictures import to_rgb
+from passlora.display.progress import progress
 from passlora.errors import PassloraError
 
+log = logging.getLogger(__name__)
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")  # names that a test split may have
 
 
@@ -72,14 +76,25 @@ class Split:
 Splits = tuple[Split, Split | None, list[str]]  # training, test if there is one, class names
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):  # 16-bit grey: Pillow would clip it to white
-        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
-    return ImageOps.exif_transpose(image).convert("RGB")
-
-
 def choose(split: Split, rows: np.ndarray) -> Split:
     return Split(ChosenRows(split.rows, rows), split.labels[rows])
+
+
+def readable(split: Split, on_unreadable: str) -> Split:
+    """With `skip`, without the images that cannot be read, each of which is named: every one is opened to find out."""
+    if on_unreadable == "error":
+        return split
+    kept = []
+    for row in progress(range(len(split)), desc="looking for unreadable images"):
+        try:
+            split.rgb(row)
+        except PassloraError as error:
+            log.warning(f"skipped: {error}")
+        else:
+            kept.append(row)
+    if not kept and len(split):
+        raise PassloraError(f"none of {len(split)} images can be read")
+    return split if len(kept) == len(split) else choose(split, np.array(kept))
 
 
 def first_classes(split: Split, count: int) -> Split:

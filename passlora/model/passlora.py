@@ -7,12 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from PIL import Image
-
 from passlora.config import Config, for_learning
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
+from passlora.data.pictures import as_picture, is_picture
 from passlora.data.rows import Split
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
@@ -33,7 +31,7 @@ from passlora.model.lesson import (
     rows_of,
     take_settings,
 )
-from passlora.model.predictions import Picture, Prediction, as_picture, predictions
+from passlora.model.predictions import Prediction, predictions
 from passlora.model.teaching import Request, teach
 from passlora.training.accelerator import make_accelerator
 from passlora.training.evaluation import Evaluation
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from passlora.config import LessonSettings, NewModelSettings, ReadingSettings
+    from passlora.data.pictures import Picture
 
 
 class PassLora:
@@ -193,15 +192,15 @@ class PassLora:
     ) -> Iterator[list[Prediction]]:
         """The likeliest classes of each image, best first; a batch at a time, as they are asked for.
 
-        An image is a picture of Pillow, an array of its pixels, or the path of a file. `views` is 1 (the image as it
-        is) or 4 (the ensemble of rotations); by default as the model was evaluated.
+        An image is a picture of Pillow, an array or tensor of its pixels, or the path of a file. `views` is 1 (the
+        image as it is) or 4 (the ensemble of rotations); by default as the model was evaluated.
         """
         if top_k < 1:
             raise PassloraError(f"top_k must be at least 1, got {top_k}")
         if not self.classes:
             raise PassloraError("the model has learnt nothing yet")
         self._check_whole()
-        several = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else images
+        several = images if isinstance(images, Iterable) and not is_picture(images) else [images]
         return predictions(self.learner, self.classes, map(as_picture, several), top_k, self._mode(views), batch_size)
 
     def _mode(self, views: int | None) -> str:

@@ -5,37 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from passlora.data.batches import as_input
-from passlora.data.rows import to_rgb
-from passlora.errors import PassloraError
 from passlora.training.learner import Learner
-
-Picture = Image.Image | np.ndarray | str | Path
 
 
 @dataclass(frozen=True)
 class Prediction:
     label: str
     probability: float
-
-
-def as_picture(image: Picture) -> Image.Image:
-    if isinstance(image, np.ndarray):
-        return Image.fromarray(image)
-    if not isinstance(image, (str, Path)):
-        return image
-    try:
-        with Image.open(image) as opened:
-            return to_rgb(opened)
-    except Exception as error:  # Pillow raises many types on damaged files
-        raise PassloraError(f"cannot read {image}: {error}") from None
 
 
 def predictions(

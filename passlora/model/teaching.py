@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from passlora.data.batches import TaskData
 from passlora.errors import PassloraError
 from passlora.folder import manifest
 from passlora.folder.checkpoints import read_checkpoint, write_checkpoint
@@ -17,6 +21,8 @@ from passlora.folder.tasks import check_room, check_state
 from passlora.model.lesson import Lesson, LoadedData, chosen_classes, describe_lesson, public_name, rows_of, share_right
 from passlora.training.learner import Learner, TaskState
 from passlora.training.steps import Hooks, State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,6 +52,7 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     index = {name: i for i, name in enumerate([*known, *new])}
     training = rows_of(data.train, data.class_names, {name: index[name] for name in (*new, *extended)})
     lesson = Lesson(new, [name for name in there if not extended], len(training.rows), extended)
+    tell_of_single_images(training, [*known, *new])
     checkpoint, hooks = continuation(learner, len(tasks), request, lesson)
     if request.test_before:
         lesson.old_before = accuracy_before(learner, data, {name: i for i, name in enumerate(known)})
@@ -63,6 +70,14 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     lesson.seconds = time.perf_counter() - began
     lesson.test_seconds = lesson.seconds - lesson.train_seconds
     return lesson, entry, state
+
+
+def tell_of_single_images(training: TaskData, names: list[str]) -> None:
+    counts = np.bincount(training.classes[training.rows], minlength=len(names))
+    single = [names[i] for i in np.flatnonzero(counts == 1)]
+    if single:
+        which = ", ".join(single[:10]) + (", ..." if len(single) > 10 else "")
+        log.warning(f"one image alone of {which}: how such a class's images differ cannot be learnt from it")
 
 
 def check_can_extend(learner: Learner) -> None:

@@ -1,1 +1,1 @@
-"""Commands that change nothing: predict, eval, robustness, info."""
+"""Commands that change nothing: check, predict, eval, robustness, info."""

@@ -77,16 +77,12 @@ def find_images(names: list[str]) -> Iterator[Path]:
 
 def read(path: Path) -> Any:
     """The image in RGB, or None after saying why not."""
-    from PIL import Image
-
-    from passlora.data.rows import to_rgb
+    from passlora.data.pictures import open_picture
 
     try:
-        with Image.open(path) as image:
-            return to_rgb(image)
-    except Exception as error:  # Pillow raises many types on damaged files
-        reason = "no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-        warn(f"skipped {path}: {reason}")
+        return open_picture(path)
+    except PassloraError as error:
+        warn(f"skipped {str(error).removeprefix('cannot read ')}")
         return None
 
 

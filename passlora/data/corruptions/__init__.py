@@ -1,7 +1,7 @@
 """Images as bad weather, bad cameras and bad files make them: 15 corruptions, five severities each.
 
 Hendrycks and Dietterich, 2019: ImageNet-C for photographs, computed by the package imagecorruptions-imaug (pip install
-"passlora[robustness]"), and CIFAR-100-C for small images (small_corruptions.py).
+"passlora[robustness]"), and CIFAR-100-C for small images (small.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from passlora.data.rows import Rows, Split, to_rgb
+from passlora.data.pictures import to_rgb
+from passlora.data.rows import Rows, Split
 from passlora.errors import PassloraError, nearest
 
 GROUPS = {
@@ -63,7 +64,7 @@ def corrupt(image: Image.Image, name: str, severity: int, seed: int) -> Image.Im
     """Small images keep their size (at least 32 px), photographs get the 256 px that evaluation crops 224 from."""
     from imagecorruptions import corrupt as damage_photograph
 
-    from passlora.data.small_corruptions import damage
+    from passlora.data.corruptions.small import damage
 
     side = min(image.size)
     wanted = min(max(side, SMALLEST), LARGEST)
