@@ -17,6 +17,8 @@ from passlora import Config, PassLora, train
 from passlora.data.batches import Images, select
 from passlora.data.dataset import load_dataset
 from passlora.folder.manifest import read_manifest
+from passlora.method.classifiers.ncm import left_out_losses
+from passlora.method.discriminant import TEMPERATURES
 from passlora.training import gate
 from passlora.training.accelerator import make_accelerator
 from passlora.training.learner import Learner
@@ -125,6 +127,22 @@ def test_what_is_trained_on_is_not_asked():
     others = gate.every_other(task, 1)
     assert sorted(set(data.train.labels[others.rows].tolist())) == [7, 9]
     assert sorted(set(others.classes[others.rows].tolist())) == [0, 1]
+
+
+def test_an_image_is_told_by_means_without_it():
+    z = torch.randn(11, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    classes = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3])
+    losses, right = left_out_losses(z, classes, torch.bincount(classes), lambda tensor: tensor)
+    unit = torch.nn.functional.normalize(z, dim=1)
+    scores = torch.zeros(11, 4, dtype=z.dtype)
+    for i in range(11):
+        for c in range(4):
+            rows = [j for j in range(11) if classes[j] == c and j != i]
+            scores[i, c] = torch.cosine_similarity(unit[rows].mean(dim=0), z[i], dim=0)
+    best = min(TEMPERATURES, key=lambda t: float(torch.nn.functional.cross_entropy(scores / t, classes)))
+    expected = torch.nn.functional.cross_entropy(scores / best, classes, reduction="none")
+    torch.testing.assert_close(losses, expected)
+    assert torch.equal(right, scores.argmax(dim=1) == classes)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ for any order and any split into tasks. Scores of class c with H = (S + lambda I
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -127,27 +125,3 @@ def temperature_losses(scores: Tensor, classes: Tensor, heavy_tails: bool = Fals
     """The cross entropy, summed over images, that each temperature would give: curves of several tasks add up."""
     shape = heavy_tailed if heavy_tails else torch.clone
     return torch.stack([F.cross_entropy(shape(scores / t), classes, reduction="sum") for t in TEMPERATURES])
-
-
-def left_out_losses(
-    z: Tensor, classes: Tensor, counts: Tensor, reduce: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """How discriminant analysis does on images (rows of z, a process's share) that it has not seen, each in turn.
-
-    The cross entropy of each at the best temperature of all, and which are answered right. A class of one image is
-    nothing without it: its rows mean nothing.
-    """
-    z = z.double()
-    total = torch.zeros(len(counts), z.shape[1], dtype=z.dtype).index_add_(0, classes, z)
-    total, squares = reduce(total), reduce(z.T @ z)
-    means = total / counts[:, None]
-    freedom = int(counts.sum()) - len(counts)
-    covariance = (squares - total.T @ means) / freedom
-    if is_nothing(covariance, means):  # it can tell nothing
-        return torch.full((len(z),), math.log(len(counts)), dtype=z.dtype), torch.zeros(len(z), dtype=torch.bool)
-    spectrum = Spectrum.of(covariance, means, counts, freedom)
-    scores = left_out_scores(spectrum, best_strength(spectrum), z, classes)
-    several = counts[classes] > 1
-    losses = reduce(temperature_losses(scores[several], classes[several]))
-    best = TEMPERATURES[int(losses.argmin())]
-    return F.cross_entropy(scores / best, classes, reduction="none"), scores.argmax(dim=1) == classes

@@ -1,10 +1,11 @@
 """Whether it pays to adapt the backbone to the first task: decided by classes that it is not adapted to.
 
-Every other class of the first task is trained on, and the rest are asked: are their images, each left out once, told
-with a lower cross entropy among all of the task's classes by the adapted features than by the pretrained ones? Then the
-halves change places, so that every class is asked once. (Not with fewer errors: among a handful of classes there are
-hardly any to be had.) Classes to come are other classes, so it is classes that are counted, however many images each
-has: their mean gain must exceed its standard error, as in Breiman's rule of one standard error.
+Every other class of the first task is trained on, and the rest are asked: do their images, each left out once, lie
+nearer to the mean of their own class among all of the task's classes, told by the cross entropy of nearest means? Then
+the halves change places, so that every class is asked once. Nearest means, since a classifier that learns its own
+metric from a handful of classes tells them apart with any features; cross entropy, since there are hardly any errors to
+be had among a handful. Classes to come are other classes, so it is classes that are counted, however many images each
+has: their mean gain must exceed its standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from passlora.data.batches import TaskData
 from passlora.errors import DivergedError
-from passlora.method.discriminant import left_out_losses
+from passlora.method.classifiers.ncm import left_out_losses
 from passlora.training.steps import Hooks, TaskTraining
 
 if TYPE_CHECKING:

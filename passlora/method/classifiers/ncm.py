@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from passlora.config import MethodConfig
 from passlora.method.classifiers.base import Classifier, Linear, register
+from passlora.method.discriminant import TEMPERATURES, temperature_losses
 from passlora.method.drift import Drift
 from passlora.method.features import TaskFeatures
 
@@ -83,3 +85,21 @@ class NearestMean(ClassMeans):
             return Linear(F.normalize(self.means, dim=1), self.means.new_zeros(self.num_classes), unit_length=True)
         # -|z - mu|^2 / 2 without -|z|^2 / 2, which is the same for all classes
         return Linear(self.means, -self.means.square().sum(dim=1) / 2)
+
+
+def left_out_losses(
+    z: Tensor, classes: Tensor, counts: Tensor, reduce: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """How well images (rows of z, a process's share) are told by the cosine to class means that each is left out of.
+
+    The cross entropy of each at the best temperature of all, and which are answered right. A class of one image is
+    nothing without it: its rows mean nothing.
+    """
+    z = F.normalize(z.double(), dim=1)
+    total = reduce(torch.zeros(len(counts), z.shape[1], dtype=z.dtype).index_add_(0, classes, z))
+    scores = z @ F.normalize(total, dim=1).T
+    scores[torch.arange(len(z)), classes] = (z * F.normalize(total[classes] - z, dim=1)).sum(dim=1)
+    several = counts[classes] > 1
+    losses = reduce(temperature_losses(scores[several], classes[several]))
+    best = TEMPERATURES[int(losses.argmin())]
+    return F.cross_entropy(scores / best, classes, reduction="none"), scores.argmax(dim=1) == classes
