@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from passlora.config import LOCAL_DATA, DataConfig
 from passlora.data.class_names import check_class_name
 from passlora.data.idx import has_idx, idx_folder
 from passlora.data.image_folder import image_folder
+from passlora.data.objects import from_object
 from passlora.data.rows import ArrayRows, Split, Splits, at_most, first_classes, hold_out, readable
 from passlora.data.tables import TABLE_SUFFIXES, from_table, has_tables, read_hub, read_saved, read_tables
 from passlora.errors import PassloraError
@@ -39,9 +41,10 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     return Dataset(config.dataset_name, train, test, names)
 
 
-def read_splits(config: DataConfig, known: Sequence[str] = ()) -> Splits:
-    """The splits as they are. The test split may also have classes of `known`, which then join the names."""
-    train, test, names = read_any(config, known)
+def read_splits(config: DataConfig, known: Sequence[str] = (), data: Any = None) -> Splits:
+    """The splits as they are, of `data` if a program holds them. The test split may also have classes of `known`, which
+    then join the names."""
+    train, test, names = read_any(config, known) if data is None else from_object(config, data, known)
     train = readable(train, config.on_unreadable)
     test = None if test is None else readable(test, config.on_unreadable)
     for name in names:

@@ -13,6 +13,7 @@ import numpy as np
 from passlora.config import FIELDS, Config, DataConfig, is_local, without_data_path
 from passlora.data.batches import Images, TaskData, select
 from passlora.data.dataset import read_splits
+from passlora.data.objects import IN_MEMORY
 from passlora.data.rows import Split, at_most, first_classes
 from passlora.errors import PassloraError
 from passlora.training import metrics
@@ -72,9 +73,11 @@ class LoadedData:
     class_names: list[str]
 
 
-def load_data(reading: DataConfig, image_size: int, known: Sequence[str], plain: DataConfig, seed: int) -> LoadedData:
-    """The dataset that `reading` names. Its test split may also have classes that the model knows already."""
-    train, test, names = read_splits(reading, known)
+def load_data(
+    data: Any, reading: DataConfig, image_size: int, known: Sequence[str], plain: DataConfig, seed: int
+) -> LoadedData:
+    """The dataset that `reading` names, or `data` itself. Its test split may also have classes that are known."""
+    train, test, names = read_splits(reading, known, held(data))
     train = first_classes(train, reading.max_classes) if reading.max_classes else train
     train = at_most(train, reading.max_train_per_class, seed)
     test = None if test is None else at_most(test, reading.max_test_per_class, seed)
@@ -165,22 +168,28 @@ def describe_lesson(
     return {name: value for name, value in about.items() if name not in NO_PART_OF_A_LESSON}
 
 
+def held(data: Any) -> Any:
+    """Data that a program holds; None for a name or a path."""
+    return None if isinstance(data, (str, Path)) else data
+
+
 def public_name(data: LoadedData) -> str | None:
     """Where the images came from, unless that is nobody's business."""
-    return None if is_local(data.name) else data.name
+    return None if is_local(data.name) or data.name == IN_MEMORY else data.name
 
 
-def data_config(config: Config, data: str | Path, settings: dict[str, Any]) -> DataConfig:
+def data_config(config: Config, data: Any, settings: dict[str, Any]) -> DataConfig:
     """The model's augmentation with another dataset."""
-    return dataclasses.replace(config.data, dataset_name=str(data), **settings)
+    name = IN_MEMORY if held(data) is not None else str(data)
+    return dataclasses.replace(config.data, dataset_name=name, **settings)
 
 
 def read_test_split(
-    config: Config, data: str | Path, settings: dict[str, Any], known: Sequence[str]
+    config: Config, data: Any, settings: dict[str, Any], known: Sequence[str]
 ) -> tuple[Split, list[str]]:
     """A dataset's test split, or all of it if it has none, and its class names; every class must be known."""
     reading = data_config(config, data, lesson_settings(settings))
-    train, test, names = read_splits(reading, known)
+    train, test, names = read_splits(reading, known, held(data))
     split = at_most(train if test is None else test, reading.max_test_per_class, config.training.seed)
     unknown = [names[label] for label in np.unique(split.labels) if names[label] not in known]
     if unknown:

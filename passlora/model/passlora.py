@@ -110,7 +110,7 @@ class PassLora:
 
     def learn(
         self,
-        data: str | Path | LoadedData,
+        data: Any,
         *,
         classes: Sequence[str] | None = None,
         on_known: str = "error",
@@ -120,6 +120,9 @@ class PassLora:
         **settings: Unpack[LessonSettings],
     ) -> Lesson:
         """Learn the new classes of a dataset as one more task; no image of an old class is needed.
+
+        `data` is a path or a name (docs/data.md), a dataset of `datasets` or torch, a DataLoader, or a list of (image,
+        label); splits come as a mapping, such as {"train": ..., "test": ...}.
 
         `classes` names those to learn, in order; otherwise all of the dataset's. A class that is known already is an
         error, with `on_known="skip"` left out, with "extend" learnt from more images of it. A test split may hold old
@@ -179,11 +182,11 @@ class PassLora:
     def _locked(self, folder: Path) -> AbstractContextManager[None]:
         return lock(folder) if self.learner.accelerator.is_main_process else nullcontext()
 
-    def _load(self, data: str | Path, reading: dict[str, Any]) -> LoadedData:
+    def _load(self, data: Any, reading: dict[str, Any]) -> LoadedData:
         config = self.learner.config
         size = self.learner.network.backbone.image_size
         seed = config.training.seed
-        return load_data(data_config(config, data, reading), size, self.classes, config.data, seed)
+        return load_data(data, data_config(config, data, reading), size, self.classes, config.data, seed)
 
     # --- asking ------------------------------------------------------------------------------------------------
 
@@ -219,13 +222,13 @@ class PassLora:
             raise PassloraError(f"views must be {only}, got {views}")
         return "single" if views == 1 else "multiview"
 
-    def evaluate(self, data: str | Path, **settings: Unpack[ReadingSettings]) -> Evaluation:
+    def evaluate(self, data: Any, **settings: Unpack[ReadingSettings]) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""
         return self._evaluate(*read_test_split(self.learner.config, data, dict(settings), self.classes))
 
     def robustness(
         self,
-        data: str | Path,
+        data: Any,
         severity: int = 1,
         corruptions: Iterable[str] = CORRUPTIONS,
         **settings: Unpack[ReadingSettings],
