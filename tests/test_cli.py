@@ -404,11 +404,12 @@ def test_a_lesson_tested_on_some_classes_gives_no_accuracy_of_all(capsys):
             "new_classes": ["owl"],
             "skipped_classes": [],
             "extended_classes": [],
+            "evaluations": {},
             "images": 5,
             "seconds": 1.0,
             "tested_classes": 0,
         }
-        learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), 3)
+        learn.print_lesson(SimpleNamespace(**{**nothing, **about, **measured}), Path("m"), ["a", "b", "owl"])
         return capsys.readouterr().out.splitlines()[1:-1]
 
     whole = printed(old_before=90.0, old_after=80.0, new_after=70.0, all_after=75.0, tested_classes=3)

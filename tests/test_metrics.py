@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from passlora.data.scenario import Scenario
+from passlora.display.tables import mistakes
 from passlora.training import metrics
 from passlora.training.evaluation import CALIBRATION_BINS, Evaluation, tally
 
@@ -91,3 +92,12 @@ def test_mean_and_deviation_over_runs():
     assert got["stage_accuracy"] == [100, 50] and got["std"]["stage_accuracy"][0] == 0
     assert got["accuracy_matrix"] == [[100, None], [50, 50]]
     assert metrics.over_runs(runs[:1])["std"]["last"] == 0
+
+
+def test_mistakes_name_the_weakest_classes_and_the_commonest_confusions():
+    confusion = np.array([[8, 2, 0], [0, 10, 0], [3, 1, 4]])
+    assert mistakes(["cat", "dog", "owl"], confusion) == (
+        "weakest: owl 50% of 8, cat 80% of 10\nconfused: owl as cat (3), cat as dog (2), owl as dog (1)"
+    )
+    assert mistakes(["cat", "dog", "owl"], confusion, most=1) == "weakest: owl 50% of 8\nconfused: owl as cat (3)"
+    assert mistakes(["a", "b"], np.diag([3, 0])) == "", "a class without images is no weak one"

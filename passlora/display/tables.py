@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -72,3 +72,13 @@ def confusion_csv(classes: list[str], confusion: Any) -> str:
     writer.writerow(["true \\ predicted", *classes])
     writer.writerows([name, *row] for name, row in zip(classes, confusion.tolist(), strict=True))
     return text.getvalue()
+
+
+def mistakes(classes: Sequence[str], confusion: Any, most: int = 5) -> str:
+    """The weakest classes, and the pairs that are confused most often; empty if every image is told right."""
+    totals, right = confusion.sum(axis=1), confusion.diagonal()
+    tested = sorted((right[i] / totals[i], i) for i in totals.nonzero()[0])
+    weak = [f"{classes[i]} {100 * share:.0f}% of {totals[i]}" for share, i in tested if share < 1]
+    pairs = [(confusion[i, j], i, j) for i, j in zip(*confusion.nonzero(), strict=True) if i != j]
+    often = [f"{classes[i]} as {classes[j]} ({count})" for count, i, j in sorted(pairs, key=lambda pair: -pair[0])]
+    return f"weakest: {', '.join(weak[:most])}\nconfused: {', '.join(often[:most])}" if weak else ""

@@ -17,7 +17,7 @@ from passlora.cli.arguments import (
     reading_settings,
 )
 from passlora.cli.flags import add_flags
-from passlora.display.tables import confusion_csv, table
+from passlora.display.tables import confusion_csv, mistakes, table
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     figures.confusion_matrix(model.classes, result.confusion, out / "confusion_matrix.png")
     figures.reliability(result, out / "reliability.png")
     print(f"{shown}\n\ncalibration error (ECE) {result.calibration_error:.1f}%")
+    worst = mistakes(model.classes, result.confusion)
+    if worst:
+        print(worst)
     if bias is not None:
         print(f"old classes taken for the last task's {bias[0]:.1f}%, the last task's for old {bias[1]:.1f}%")
     print(f"saved in {out}: confusion_matrix.csv, confusion_matrix.png, reliability.png")

@@ -12,7 +12,7 @@ from passlora.cli.arguments import FOLDER, READING, add_command, add_data, add_m
 from passlora.cli.flags import add_flags, chosen_flags
 from passlora.cli.output import warn
 from passlora.config import FIELDS, LEARN_PRESET, LEARN_SUMS, PRESETS, Config, describe, for_learning, hub_id
-from passlora.display.tables import table
+from passlora.display.tables import mistakes, table
 from passlora.environment import is_first_process
 from passlora.errors import PassloraError
 from passlora.folder import history, saving
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         model.save_pretrained(folder)
     if not is_first_process():
         return 0
-    print_lesson(lesson, folder, len(model.classes))
+    print_lesson(lesson, folder, model.classes)
     return 0 if lesson.untested is None else 1
 
 
@@ -92,8 +92,9 @@ def check_can_learn(folder: Path, flags: dict[str, Any]) -> bool:
     return True
 
 
-def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
-    """What a Lesson brought, for a model that knows `num_classes` classes now."""
+def print_lesson(lesson: Any, folder: Path, classes: list[str]) -> None:
+    """What a Lesson brought, for a model that knows `classes` now."""
+    num_classes = len(classes)
     if lesson.continued_at is not None:
         print(f"continued a lesson that was cut off, from its step {lesson.continued_at}")
     if lesson.untested is not None:
@@ -116,6 +117,10 @@ def print_lesson(lesson: Any, folder: Path, num_classes: int) -> None:
     measured = [[what, f"{value:.1f}%"] for what, value in shown.items() if value is not None]
     if measured:
         print(table(measured))
+    for evaluation in list(lesson.evaluations.values())[:1]:
+        worst = mistakes(classes, evaluation.confusion)
+        if worst:
+            print(worst)
     if 0 < lesson.tested_classes < num_classes:
         print(f"tested on {lesson.tested_classes} of {num_classes} classes")
     print(f"{folder} knows {num_classes} classes now; ask it: passlora predict {folder} IMAGE...")
