@@ -49,7 +49,7 @@ def node_views(learner: Learner) -> int:
 
 
 def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Path) -> None:
-    """`timm.create_model("local-dir:OUT", pretrained=True)` reads it; with rotations, class c is node 4c."""
+    """A node a class, of the upright image: timm and stock transformers (by its wrapper of timm) read it."""
     backbone = learner.network.backbone
     plain = backbone.merged()
     architecture, arguments = plain.origin
@@ -62,27 +62,25 @@ def write_timm(learner: Learner, linear: Linear, classes: list[str], folder: Pat
             f"this model's classifier reads {what}, which timm's networks do not give: choose the format transformers"
         )
     known = plain.pretrained_cfg
-    name, nodes, side = known.get("classifier") or "head", len(linear.weight), backbone.image_size
-    views = node_views(learner)
-    labels = [f"{label}@{90 * v}" for label in classes for v in range(views)] if views > 1 else list(classes)
+    name, views, side = known.get("classifier") or "head", node_views(learner), backbone.image_size
     settings: dict[str, Any] = {
         "architecture": architecture,
-        "num_classes": nodes,
+        "num_classes": len(classes),
         "num_features": backbone.feature_dim,
         "model_args": arguments,
-        "label_names": labels,
+        "label_names": list(classes),
         "pretrained_cfg": {
             "input_size": [3, side, side],
             "mean": list(backbone.mean),
             "std": list(backbone.std),
-            "num_classes": nodes,
+            "num_classes": len(classes),
             "crop_pct": 224 / 256,
             "interpolation": "bilinear",
             "classifier": name,
             "first_conv": known.get("first_conv"),
         },
     }
-    head = {f"{name}.weight": linear.weight, f"{name}.bias": linear.bias}
+    head = {f"{name}.weight": linear.weight[::views], f"{name}.bias": linear.bias[::views]}
     write_tensors(folder / "model.safetensors", {**plain.state_dict(), **head})
     write_json(folder / "classes.json", classes)
     write_json(folder / "config.json", settings)

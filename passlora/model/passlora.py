@@ -311,10 +311,9 @@ class PassLora:
     def merge(self, out: str | Path, format: str = "timm") -> None:
         """The adapter folded into plain weights, for serving without peft, as a new folder.
 
-        timm: `timm.create_model("local-dir:OUT", pretrained=True)` reads it, without passlora. Its logits are those of
-        all nodes: with rotations, class c of the upright image is node 4c. transformers: after
-        `import passlora.serving`, `AutoModelForImageClassification` and `pipeline` read it; the ensemble of rotations
-        is inside.
+        timm: `timm.create_model("local-dir:OUT", pretrained=True)` and stock transformers read it, without passlora; a
+        logit a class, of the upright image. transformers: after `import passlora.serving`,
+        `AutoModelForImageClassification` and `pipeline` read it; the ensemble of rotations is inside.
         """
         self._check_whole()
         export.merge(self.learner, self.classes, Path(out), format)

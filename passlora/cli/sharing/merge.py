@@ -21,9 +21,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--format",
         choices=["timm", "transformers"],
         default="timm",
-        help="timm: timm.create_model('local-dir:OUT', pretrained=True) reads it, without passlora; transformers: "
-        "pipeline('image-classification', model='OUT') does, after import passlora.serving, with all views inside "
-        "(default: timm)",
+        help="timm: timm.create_model('local-dir:OUT', pretrained=True) and pipeline('image-classification', "
+        "model='OUT') of stock transformers read it, without passlora, one view; transformers: the pipeline reads it "
+        "after import passlora.serving, with all views inside (default: timm)",
     )
     add_task_flags(parser)
     return parser
