@@ -11,10 +11,11 @@ from passlora.errors import PassloraError
 if TYPE_CHECKING:
     from passlora.model.passlora import PassLora
     from passlora.runs.run import train
+    from passlora.training.callbacks import Callback
     from passlora.training.learner import Learner
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
+__all__ = ["Callback", "Config", "Learner", "PassLora", "PassloraError", "__version__", "load_config", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from passlora.model.passlora import PassLora
 
         return PassLora
+    if name == "Callback":
+        from passlora.training.callbacks import Callback
+
+        return Callback
     if name == "Learner":
         from passlora.training.learner import Learner
 

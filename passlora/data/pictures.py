@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,12 @@ def as_picture(image: Picture) -> Image.Image:
             "of a tensor (3, height, width)"
         )
     return Image.fromarray(array)
+
+
+def pictures(images: Picture | Iterable[Picture]) -> Iterator[Image.Image]:
+    """One, or several, as they are asked for."""
+    several: Any = images if isinstance(images, Iterable) and not is_picture(images) else [images]
+    return map(as_picture, several)
 
 
 def is_picture(image: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from passlora.config import Config, for_learning
 from passlora.data.batches import Images
 from passlora.data.corruptions import CORRUPTIONS, check, corrupted
-from passlora.data.pictures import as_picture, is_picture
+from passlora.data.pictures import pictures
 from passlora.data.rows import Split
 from passlora.data.scenario import Scenario
 from passlora.errors import PassloraError
@@ -31,14 +31,16 @@ from passlora.model.lesson import (
     rows_of,
     take_settings,
 )
-from passlora.model.predictions import Prediction, predictions
+from passlora.model.predictions import Prediction, image_features, inference_mode, predictions
 from passlora.model.teaching import Request, teach
 from passlora.training.accelerator import make_accelerator
+from passlora.training.callbacks import Callback, telling
 from passlora.training.evaluation import Evaluation
 from passlora.training.learner import Learner, TaskState
 from passlora.training.steps import Hooks
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from typing_extensions import Unpack
 
     from passlora.config import LessonSettings, NewModelSettings, ReadingSettings
@@ -117,6 +119,7 @@ class PassLora:
         folder: str | Path | None = None,
         test_before: bool = True,
         hooks: Hooks | None = None,
+        callbacks: Sequence[Callback] = (),
         **settings: Unpack[LessonSettings],
     ) -> Lesson:
         """Learn the new classes of a dataset as one more task; no image of an old class is needed.
@@ -127,8 +130,8 @@ class PassLora:
         `classes` names those to learn, in order; otherwise all of the dataset's. A class that is known already is an
         error, with `on_known="skip"` left out, with "extend" learnt from more images of it. A test split may hold old
         classes too: accuracies are then measured after, and with `test_before` also before. With `save_steps` or
-        `save_epochs` the state inside the task is kept in `folder`, and continued from there. `settings` are keys of
-        the data and training groups; the latter stay with the model.
+        `save_epochs` the state inside the task is kept in `folder`, and continued from there. `callbacks` are told how
+        it goes. `settings` are keys of the data and training groups; the latter stay with the model.
         """
         self._check_whole()
         place, before = None if folder is None else Path(folder), self.learner.config
@@ -138,13 +141,16 @@ class PassLora:
                 if place is not None:
                     history.check_no_rollback(place)
                 loaded = data if isinstance(data, LoadedData) else self._load(data, reading)
-                request = Request(loaded, classes, on_known, place, reading, test_before, hooks or Hooks())
+                told = telling(hooks or Hooks(), callbacks, self)
+                request = Request(loaded, classes, on_known, place, reading, test_before, told)
                 lesson, entry, state = teach(self.learner, self.tasks, request)
         except BaseException:
             if not self.learner.is_half_taught:  # refused before anything was learnt: its settings are not the model's
                 self.learner.config = before
             raise
         self._take(entry, state)
+        for callback in callbacks:
+            callback.on_task_end(self, len(self.tasks) - 1, lesson)
         return lesson
 
     def _take(self, entry: TaskEntry, state: TaskState | None = None) -> None:
@@ -203,24 +209,13 @@ class PassLora:
         if not self.classes:
             raise PassloraError("the model has learnt nothing yet")
         self._check_whole()
-        several = images if isinstance(images, Iterable) and not is_picture(images) else [images]
-        return predictions(self.learner, self.classes, map(as_picture, several), top_k, self._mode(views), batch_size)
+        mode = inference_mode(self.learner, views)
+        return predictions(self.learner, self.classes, pictures(images), top_k, mode, batch_size)
 
-    def _mode(self, views: int | None) -> str:
-        method = self.learner.config.method
-        if views in (None, method.classifier_views) and method.classifier_views > 1:
-            return method.inference
-        if method.classifier_views > 1:
-            raise PassloraError(
-                f"views must be {method.classifier_views}, which the model's classifier reads, got {views}"
-            )
-        if views is None:
-            return method.inference
-        rotated = method.sst and self.learner.network.classifier.trained
-        if views not in ((1, method.num_views) if rotated else (1,)):
-            only = "1 or 4" if rotated else "1: its classifier reads no rotations"
-            raise PassloraError(f"views must be {only}, got {views}")
-        return "single" if views == 1 else "multiview"
+    def features(self, images: Picture | Iterable[Picture], batch_size: int = 64) -> Tensor:
+        """What the network makes of images, upright: a row each, on the CPU; what `predict` takes, no class needed."""
+        self._check_whole()
+        return image_features(self.learner, pictures(images), batch_size)
 
     def evaluate(self, data: Any, **settings: Unpack[ReadingSettings]) -> Evaluation:
         """Counts over a dataset's test split, or all of it if it has none; every class must be known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,12 +23,13 @@ from passlora.runs.folder import TRACKED, check_still_there, claim
 from passlora.runs.record import combine
 from passlora.runs.stream import Stream
 from passlora.training.accelerator import make_accelerator
+from passlora.training.callbacks import Callback
 
 log = logging.getLogger(__name__)
 
 
-def train(config: Config) -> Results:
-    """Run the configuration and return what results.json holds."""
+def train(config: Config, callbacks: Sequence[Callback] = ()) -> Results:
+    """Run the configuration and return what results.json holds; `callbacks` are told of every task of every method."""
     folder, training = Path(config.training.output_dir), config.training
     tracker = None if training.report_to == "none" else training.report_to
     if tracker and importlib.util.find_spec(tracker) is None:
@@ -40,19 +42,19 @@ def train(config: Config) -> Results:
                 settings = without_data_path(config.flat())
                 accelerator.init_trackers(TRACKED, config={k: str(v) for k, v in settings.items()})
         accelerator.wait_for_everyone()
-        return train_all(config, folder, accelerator)
+        return train_all(config, folder, accelerator, callbacks)
 
 
-def train_all(config: Config, folder: Path, accelerator: Accelerator) -> Results:
+def train_all(config: Config, folder: Path, accelerator: Accelerator, callbacks: Sequence[Callback] = ()) -> Results:
     """Every seed, or class order, that is asked for."""
     variants = seed_variants(config)
     if not variants:
-        results = train_one(config, folder, folder, accelerator)
+        results = train_one(config, folder, folder, accelerator, callbacks)
     else:
         runs = {}
         for name, variant in variants.items():
             log.info(f"== {name.replace('_', ' ')} ==")
-            runs[name] = train_one(variant, folder / name, folder, accelerator)
+            runs[name] = train_one(variant, folder / name, folder, accelerator, callbacks)
         results = combine(config, runs)
         log.info(seeds_table(results))
     if accelerator.is_main_process:
@@ -75,12 +77,14 @@ def seed_variants(config: Config) -> dict[str, Config]:
     return {}
 
 
-def train_one(config: Config, folder: Path, root: Path, accelerator: Accelerator) -> Results:
+def train_one(
+    config: Config, folder: Path, root: Path, accelerator: Accelerator, callbacks: Sequence[Callback]
+) -> Results:
     """One seed: the run itself, then each preset to compare with, on the same data. `root` is the whole run's."""
     training, uploads = config.training, None
     with accelerator.main_process_first():  # one process fills the dataset cache, the others read it
         dataset = load_dataset(config.data, training.seed)
-    stream = Stream(root, dataset, config.scenario, accelerator)
+    stream = Stream(root, dataset, config.scenario, accelerator, callbacks)
     if training.push_to_hub and accelerator.is_main_process:
         uploads = Uploads(folder, str(training.hub_model_id), training.hub_private_repo)
     results = stream.run(config, folder, config.method.preset, uploads)

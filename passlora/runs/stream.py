@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from passlora.runs.folder import check_still_there
 from passlora.runs.log import TrainingLog
 from passlora.runs.record import Record
 from passlora.training.accelerator import agree
+from passlora.training.callbacks import Callback
 from passlora.training.learner import Learner
 from passlora.training.steps import Hooks, State
 
@@ -39,7 +41,15 @@ log = logging.getLogger(__name__)
 class Stream:
     """Methods are run over it one after another; `folder` is that of the whole run."""
 
-    def __init__(self, folder: Path, dataset: Dataset, tasks: ScenarioConfig, accelerator: Accelerator) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Dataset,
+        tasks: ScenarioConfig,
+        accelerator: Accelerator,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.callbacks = callbacks
         self.folder, self.dataset, self.tasks, self.accelerator = folder, dataset, tasks, accelerator
         scenario = make_scenario(tasks, dataset.train.labels.tolist(), len(dataset.class_names))
         self.scenario: Scenario = scenario
@@ -58,7 +68,7 @@ class Stream:
         """The same images in other tasks: a bound sees all classes in one."""
         if tasks == self.tasks:
             return self
-        other = Stream(self.folder, self.dataset, tasks, self.accelerator)
+        other = Stream(self.folder, self.dataset, tasks, self.accelerator, self.callbacks)
         other.loaded = self.loaded
         return other
 
@@ -158,7 +168,8 @@ class Method:
         hooks = Hooks(losses, on_start=start, name=label)
         data = self.stream.data(model.learner.network.backbone.image_size, self.config)
         names = self.stream.names(task)
-        lesson = model.learn(data, classes=names, folder=self.folder, test_before=False, hooks=hooks)
+        told = self.stream.callbacks
+        lesson = model.learn(data, classes=names, folder=self.folder, test_before=False, hooks=hooks, callbacks=told)
         if lesson.untested is not None:
             raise PassloraError(lesson.untested)
         record.add(lesson.evaluations, scenario, task)
