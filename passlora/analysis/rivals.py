@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from passlora.analysis.paper import DEIT, MINI, Row, Settings
+from passlora.analysis.paper import DATASETS, DEIT, MINI, RESNET, Row, Settings
 
 ORDERS = (0, 1, 2, 3, 4)
 OURS = "passlora"
@@ -14,6 +14,12 @@ TUNED = "PASS++, tuned"  # the best of six settings on held-out training images:
 
 def frozen(preset: str, **settings: Any) -> Settings:
     return {"preset": preset, "adapt_tasks": "none", **settings}
+
+
+def moving_slda(kd_weight: float, drift: str | None) -> Settings:
+    """Discriminant analysis on a network that every task trains; its sums moved after each, or not."""
+    kind = {None: "none", "linear map": "linear", "SDC": "sdc"}[drift]
+    return {"preset": "slda", "adapt_tasks": "all", "kd_weight": kd_weight, "drift": kind}
 
 
 # On features as they are, the network never trained.
@@ -50,8 +56,19 @@ PARTS = (
     Row("passlora, lambda by OAS", {"preset": OURS, "shrinkage": "oas"}),
     Row("passlora, adapted without rotations", {"preset": OURS, "sst": False}),
 )
+# A network whose features move a lot, since it is trained whole, and held to what it was weakly or not at all.
+MOVING = (
+    Row("PASS++, its head", {"preset": "pass++", "kd_reduction": "batch"}),
+    Row("KD, its head", {"preset": "lwf-kd", "kd_reduction": "batch"}),
+    Row("SLDA, first task trained", {"preset": "slda", "adapt_tasks": "first"}),
+    *(
+        Row(f"SLDA, {told}, {drift or 'stale sums'}", moving_slda(weight, drift))
+        for told, weight in (("no KD", 0.0), ("weak KD", 1.0))
+        for drift in (None, "linear map", "SDC")
+    ),
+)
 BOUNDS = (Row("joint linear probe", {"preset": "joint-probe"}), Row("joint LoRA", {"preset": "joint"}))
-ROWS = {row.name: row for row in (*FROZEN, *TRAINED, *PARTS, *BOUNDS)}
+ROWS = {row.name: row for row in (*FROZEN, *TRAINED, *PARTS, *MOVING, *BOUNDS)}
 SOME = ("nearest mean", "SLDA", "ACIL (ridge on a ReLU lift)", "KLDA", "passlora, never adapted")
 
 
@@ -65,7 +82,7 @@ class Column:
 
 
 ALL_FROZEN = tuple(row.name for row in FROZEN)
-EVERY = tuple(ROWS)
+EVERY = tuple(row.name for row in (*FROZEN, *TRAINED, *PARTS, *BOUNDS))
 # Where the network stays as it is, how it would be adapted makes no difference.
 FEW = (*ALL_FROZEN, TUNED, OURS, *(row.name for row in PARTS[:-1]))
 CIFAR_MINI = {**MINI, "max_classes": 100, "max_test_per_class": None, "num_tasks": 10, "measure_drift": False}
@@ -127,6 +144,22 @@ MINI_COLUMNS: dict[str, Column] = {
         (0, 1, 2),
     ),
 }
+MINI_COLUMNS["resnet18"] = Column(
+    "10 classes of CIFAR-100 in 4 + 2 + 2 + 2, 100 images a class, ResNet-18 from scratch, six epochs a task",
+    {
+        **RESNET,
+        **DATASETS["CIFAR-100"],
+        "max_classes": 10,
+        "max_train_per_class": 100,
+        "task_sizes": [4, 2, 2, 2],
+        "num_train_epochs": 6,
+        "lr_milestones": [4],
+        "per_device_train_batch_size": 32,
+    },
+    tuple(row.name for row in MOVING),
+    (0, 1, 2),
+    "SLDA, first task trained",
+)
 FULL_COLUMNS: dict[str, Column] = {
     f"{name}-t{tasks}": Column(
         f"{dataset} on DeiT-S/16, {tasks} tasks",
