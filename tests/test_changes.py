@@ -19,6 +19,7 @@ from passlora.folder.manifest import read_manifest
 from passlora.method.classifiers import make_classifier
 from passlora.method.classifiers.moments import Moments
 from passlora.method.features import of_tensors
+from passlora.training import metrics
 
 PLAIN = {"sst": False, "prototype_views": 1, "inference": "single", "adapt_tasks": "none"}
 LIFTED = {"lift": "fourier", "lift_width": 30, "classifier_views": 4}
@@ -331,3 +332,23 @@ def test_a_strangers_changes_are_looked_at(change, words, data, tmp_path):
     content["tasks"].append({"classes": [], "learnt": "", "files": {}, **change})
     with pytest.raises(PassloraError, match=words):
         manifest.check(content)
+
+
+def test_a_taught_model_tells_what_it_has_forgotten(tmp_path, cli):
+    model = tmp_path / "model"
+    for lesson, new in (("a", [0, 1]), ("b", [2]), ("c", [3])):
+        write_digits(tmp_path / lesson / "train", new, 8)
+        write_digits(tmp_path / lesson / "test", range(new[-1] + 1), 6, start=60)
+        flags = [*SMALL_FLAGS, *BORN["passlora"]] if lesson == "a" else []
+        assert cli("learn", model, "--data", tmp_path / lesson, *flags)[0] == 0
+    tasks = read_manifest(model).tasks
+    assert [len(task.by_task) for task in tasks] == [1, 2, 3] and tasks[0].forgetting == 0
+    matrix = [[*task.by_task, *[None] * (3 - len(task.by_task))] for task in tasks]
+    assert tasks[2].forgetting == pytest.approx(metrics.forgetting(matrix))
+    assert "mean drop of a task" in (model / "README.md").read_text()
+    # Where some class had no test images, nothing is claimed.
+    write_digits(tmp_path / "d" / "train", [4], 8)
+    write_digits(tmp_path / "d" / "test", [4], 6, start=60)
+    assert cli("learn", model, "--data", tmp_path / "d")[0] == 0
+    last = read_manifest(model).tasks[-1]
+    assert last.by_task[:3] == [None] * 3 and last.by_task[3] is not None and last.forgetting is None

@@ -56,6 +56,8 @@ class TaskEntry:
     extended: list[str] = field(default_factory=list)  # known classes that it brought more images of
     forgotten: list[str] = field(default_factory=list)  # known classes that it removed
     renamed: dict[str, str] = field(default_factory=dict)  # known classes: the name before, the name since
+    # In percent on the classes of each task so far; None where some of them had no test images.
+    by_task: list[float | None] = field(default_factory=list)
 
     @property
     def change(self) -> str:
@@ -292,7 +294,12 @@ def check_task(task: Any, version: int) -> TaskEntry:
     if not fine or not all(number is None or is_percentage(number) for number in numbers):
         raise PassloraError("a task whose date, dataset or accuracy is malformed")
     files = {} if version == 1 else check_files(task.get("files"))
-    return TaskEntry(classes, learnt, numbers[0], tested, numbers[1], dataset, files, extended, forgotten, renamed)
+    by_task = task.get("by_task", [])
+    if not isinstance(by_task, list) or not all(number is None or is_percentage(number) for number in by_task):
+        raise PassloraError("a task whose date, dataset or accuracy is malformed")
+    return TaskEntry(
+        classes, learnt, numbers[0], tested, numbers[1], dataset, files, extended, forgotten, renamed, by_task
+    )
 
 
 def check_files(files: Any) -> dict[str, str]:

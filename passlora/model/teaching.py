@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from passlora.folder.checkpoints import read_checkpoint, write_checkpoint
 from passlora.folder.manifest import Manifest, TaskEntry, now, settings_of
 from passlora.folder.tasks import check_room, check_state
 from passlora.model.lesson import Lesson, LoadedData, chosen_classes, describe_lesson, public_name, rows_of, share_right
+from passlora.training import metrics
+from passlora.training.evaluation import Evaluation
 from passlora.training.learner import Learner, TaskState
 from passlora.training.steps import Hooks, State
 
@@ -67,9 +70,32 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     if lesson.evaluations and lesson.tested_classes < len(index):
         entry.accuracy = lesson.evaluations[learner.config.method.inference].accuracy
         entry.tested = lesson.tested_classes
+    if lesson.evaluations:
+        record_by_task(entry, tasks, lesson.evaluations[learner.config.method.inference])
     lesson.seconds = time.perf_counter() - began
     lesson.test_seconds = lesson.seconds - lesson.train_seconds
     return lesson, entry, state
+
+
+def record_by_task(entry: TaskEntry, before: list[TaskEntry], evaluation: Evaluation) -> None:
+    """The accuracy on each task's classes, and what the earlier ones have lost since their best."""
+    sizes = [len(names) for names in Manifest({}, [*before, entry]).classes_by_task]
+    ends = np.cumsum(sizes)
+    tested = evaluation.confusion.sum(axis=1) > 0
+    entry.by_task = [
+        metrics.accuracy(evaluation.confusion, range(end - size, end))
+        if size and tested[end - size : end].all()
+        else None
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    drops = []
+    for i in (i for i in range(len(before)) if sizes[i]):
+        known = [value for task in before if i < len(task.by_task) and (value := task.by_task[i]) is not None]
+        found = entry.by_task[i]
+        if not known or found is None:
+            return  # what was not tested cannot be said to be forgotten, or not
+        drops.append(max(known) - found)
+    entry.forgetting = fmean(drops) if drops else 0.0
 
 
 def tell_of_single_images(training: TaskData, names: list[str]) -> None:

@@ -180,7 +180,6 @@ class Method:
         record.about(self.config, self.name, scenario, self.stream.classes, time.perf_counter() - self.began)
         if memory.num_classes:
             record.results |= {"prototype_entries": memory.num_entries, "prototype_bytes": memory.num_bytes}
-        model.tasks[-1].forgetting = record.results["forgetting"]
         self.stream.check_folder()
         if self.accelerator.is_main_process:
             record.write(self.folder, lesson.evaluations[self.config.method.inference].confusion)
