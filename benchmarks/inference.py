@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
@@ -70,3 +71,16 @@ def start_up(rounds: int) -> Iterator[Row]:
         }
         for name, seconds in interleave(sides, rounds).items():
             yield Row(name, seconds, "s")
+        asked = {"predict": [*command, *calls["passlora predict MODEL IMAGE"]]}
+        asked["imports"] = [sys.executable, "-c", "import torch, timm"]
+        spent = interleave({name: partial(cpu_seconds, call) for name, call in asked.items()}, rounds)
+        what = "passlora predict MODEL IMAGE: CPU seconds, over those of import torch, timm"
+        yield Row(what, ratios(spent, "predict", "imports"), "times", "<= 1.15")
+
+
+def cpu_seconds(command: list[str]) -> float:
+    """Of a process, whatever else the machine does meanwhile."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -57,14 +57,14 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
 
 
 def load_model(arguments: argparse.Namespace) -> Any:
-    """The PassLora that MODEL and the flags of `add_task_flags` name."""
+    """The PassLora that MODEL and the flags of `add_task_flags` name, to be asked."""
     if hub_id(arguments.model) is None:
         read_manifest(Path(arguments.model))  # refuse before the seconds that torch takes
     from passlora.model.passlora import PassLora
 
     path = arguments.model_name_or_path
     settings = {"model_name_or_path": path} if path else {}
-    return PassLora.from_pretrained(arguments.model, arguments.task, arguments.revision, **settings)
+    return PassLora.from_pretrained(arguments.model, arguments.task, arguments.revision, asking=True, **settings)
 
 
 @contextmanager

@@ -73,10 +73,12 @@ class PassLora:
         task: int | None = None,
         revision: str | None = None,
         accelerator: Any = None,
+        asking: bool = False,
         **settings: Unpack[LessonSettings],
     ) -> PassLora:
         """The model of a folder, or of user/name on the Hub, as it is, or as it was after `task` (0 is the first).
 
+        With `asking` it can be asked, tested and merged, not taught, and is there in half the time: peft stays out.
         `settings` change what the next task is learnt with; `model_name_or_path` says where a backbone lies that came
         from a local weights file. `revision` is a branch, tag or commit on the Hub.
         """
@@ -89,7 +91,7 @@ class PassLora:
         known = Manifest(history.settings_after(source.folder, found, learnt - 1, source.root), found.tasks[:learnt])
         check_seed(known.config(), dict(settings))
         config = known.config(**settings)
-        learner = Learner(config, accelerator or make_accelerator(config.training))
+        learner = Learner(config, accelerator or make_accelerator(config.training), asking)
         history.restore(source.folder, learner, found, learnt, source.root)
         return cls(learner, known.tasks, source)
 
@@ -133,7 +135,7 @@ class PassLora:
         `save_epochs` the state inside the task is kept in `folder`, and continued from there. `callbacks` are told how
         it goes. `settings` are keys of the data and training groups; the latter stay with the model.
         """
-        self._check_whole()
+        self._check_whole(changing=True)
         place, before = None if folder is None else Path(folder), self.learner.config
         try:
             self.learner.config, reading = take_settings(before, dict(settings))
@@ -161,13 +163,13 @@ class PassLora:
 
     def forget(self, classes: Sequence[str]) -> str:
         """Remove classes; returns what remains of them in words, empty if nothing does. `save_pretrained` keeps it."""
-        self._check_whole()
+        self._check_whole(changing=True)
         self._take(changing.forget(self.learner, self.classes, classes))
         return self.learner.network.classifier.remains()
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name. `save_pretrained` keeps it."""
-        self._check_whole()
+        self._check_whole(changing=True)
         self._take(changing.rename(self.learner, self.classes, old, new))
 
     def combine(self, other: PassLora, on_clash: str = "error") -> dict[str, str]:
@@ -175,13 +177,15 @@ class PassLora:
 
         Classes of one name are an error, one class (`on_clash="join"`), or two (`"rename"`); returns their new names.
         """
-        self._check_whole()
+        self._check_whole(changing=True)
         other._check_whole()
         entry, names = changing.combine(self.learner, self.classes, other.learner, other.classes, on_clash)
         self._take(entry)
         return names
 
-    def _check_whole(self) -> None:
+    def _check_whole(self, changing: bool = False) -> None:
+        if changing and self.learner.asking:
+            raise PassloraError("the model was loaded to be asked: load it without asking=True to change it")
         if self.learner.is_half_taught or self.learner.network.num_classes != len(self.classes):
             raise PassloraError("a lesson was interrupted and left the model half taught: load it again")
 

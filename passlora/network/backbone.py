@@ -10,16 +10,23 @@ from torch import Tensor, nn
 
 from passlora.config import ModelConfig
 from passlora.errors import PassloraError
-from passlora.network.lora import add_lora
+from passlora.network.lora import adapter_forms, add_lora, can_fold, fold
 
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Backbone(nn.Module):
-    """z = f(x). With LoRA the weights are frozen and shared, and the teacher is a second adapter on them."""
+    """z = f(x). With LoRA the weights are frozen and shared, and the teacher is a second adapter on them.
 
-    def __init__(self, network: nn.Module, config: ModelConfig, image_size: int, stats: tuple[Any, Any]) -> None:
+    A `plain` one is never trained: an adapter that it is given is folded into its weights, without peft.
+    """
+
+    def __init__(
+        self, network: nn.Module, config: ModelConfig, image_size: int, stats: tuple[Any, Any], plain: bool = False
+    ) -> None:
         super().__init__()
+        plain = plain and (config.lora_r == 0 or can_fold(network, config))
+        self.config, self.is_plain = config, plain
         self.image_size = image_size
         self.mean, self.std = stats
         if config.feature_dim is not None:
@@ -30,9 +37,9 @@ class Backbone(nn.Module):
         if self.feature_blocks > 1:
             check_blocks(network, self.feature_blocks)
         self.feature_dim = int(config.feature_dim or own) * self.feature_blocks  # type: ignore[arg-type]
-        self.has_lora = config.lora_r > 0
+        self.has_lora = config.lora_r > 0 and not plain
         self.body: Any = add_lora(network, config) if self.has_lora else network
-        if not self.has_lora:
+        if not self.has_lora and not plain:
             self.body.to(memory_format=torch.channels_last)  # convolutions train faster so
         self._lora_layers: list[Any] = [m for m in self.body.modules() if hasattr(m, "lora_A")]
         self._teacher: list[nn.Module] = []  # a frozen copy (not LoRA); a list hides it from parameters()
@@ -49,7 +56,7 @@ class Backbone(nn.Module):
 
     def train(self, mode: bool = True) -> Backbone:
         """Frozen weights stay in eval mode: no batch statistics move, no layer is dropped."""
-        super().train(mode and not self.has_lora)
+        super().train(mode and not self.has_lora and not self.is_plain)
         for layer in self._lora_layers:
             layer.one_product = mode
         return self
@@ -91,6 +98,12 @@ class Backbone(nn.Module):
 
         return get_peft_model_state_dict(self.body, adapter_name="default", save_embedding_layers=False)
 
+    def forms(self) -> dict[str, Tensor]:
+        """What `state` holds, as tensors without data."""
+        if self.is_plain and self.config.lora_r:
+            return adapter_forms(self.body, self.config)
+        return {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state().items()}
+
     @property
     def adapter_config(self) -> Any:
         """peft's own, or None without LoRA."""
@@ -98,6 +111,9 @@ class Backbone(nn.Module):
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """What `state` gave; names and shapes are the caller's to check."""
+        if self.is_plain and self.config.lora_r:
+            fold(self.body, tensors, self.config)
+            return
         if not self.has_lora:
             self.body.load_state_dict(tensors)
             return

@@ -21,15 +21,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MAX_WEIGHTS = 2 * 10**9  # of an architecture that a file describes
 
 
-def make_backbone(config: ModelConfig) -> Backbone:
-    """The backbone that the configuration names, or an error that says what is wrong with it."""
+def make_backbone(config: ModelConfig, plain: bool = False) -> Backbone:
+    """The backbone that the configuration names, or an error that says what is wrong with it; `plain`: not to train."""
     name = config.model_name_or_path
     if name == VIT_MINI:
         network, size = vit_mini(config), config.image_size or 64
-        return Backbone(network, config, size, (IMAGENET_MEAN, IMAGENET_STD))
+        return Backbone(network, config, size, (IMAGENET_MEAN, IMAGENET_STD), plain)
     if name == RESNET18:
         size = config.image_size or 32
-        return Backbone(resnet18(size), config, size, (IMAGENET_MEAN, IMAGENET_STD))
+        return Backbone(resnet18(size), config, size, (IMAGENET_MEAN, IMAGENET_STD), plain)
     if config.model_architecture is not None:
         if not Path(name).is_file():
             raise PassloraError(f"no checkpoint file at {name}")
@@ -41,7 +41,7 @@ def make_backbone(config: ModelConfig) -> Backbone:
     own = getattr(getattr(network, "patch_embed", None), "img_size", None)  # a transformer's, fixed when it was built
     size = config.image_size or (own or settings["input_size"])[-1]
     check_patches(network, size)
-    return Backbone(network, config, size, (settings["mean"], settings["std"]))
+    return Backbone(network, config, size, (settings["mean"], settings["std"]), plain)
 
 
 def check_patches(network: Any, image_size: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from passlora.config import ModelConfig
 from passlora.errors import PassloraError
@@ -18,12 +19,8 @@ LORA_TARGETS = {
 }
 
 
-def add_lora(network: Any, config: ModelConfig) -> Any:
-    """Freeze the network and put LoRA (B = 0) on the layers that the pattern matches."""
-    from peft import LoraConfig, get_peft_model
-
-    from passlora.network.lora_layer import LoraLinear
-
+def adapted_layers(network: Any, config: ModelConfig) -> tuple[str, list[str]]:
+    """The layers that LoRA sits on, as a pattern and by their names."""
     pattern = LORA_TARGETS.get(config.lora_target_modules, config.lora_target_modules)
     layers = [name for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     matched = [name for name in layers if re.fullmatch(pattern, name)]
@@ -41,10 +38,48 @@ def add_lora(network: Any, config: ModelConfig) -> Any:
         )
     if {name for name, _ in network.named_modules() if name and re.fullmatch(pattern, name)} != set(matched):
         pattern = "|".join(map(re.escape, matched))  # the pattern also matches containers, which peft refuses
-    lora = LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha if config.lora_alpha is not None else config.lora_r,  # type: ignore[arg-type]
-        target_modules=pattern,
-    )
+    return pattern, matched
+
+
+def lora_alpha(config: ModelConfig) -> float:
+    return config.lora_alpha if config.lora_alpha is not None else config.lora_r
+
+
+def add_lora(network: Any, config: ModelConfig) -> Any:
+    """Freeze the network and put LoRA (B = 0) on the layers that the pattern matches."""
+    from peft import LoraConfig, get_peft_model
+
+    from passlora.network.lora_layer import LoraLinear
+
+    pattern, _ = adapted_layers(network, config)
+    alpha: Any = lora_alpha(config)
+    lora = LoraConfig(r=config.lora_r, lora_alpha=alpha, target_modules=pattern)
     lora._register_custom_module({nn.Linear: LoraLinear})
     return get_peft_model(network, lora).eval()
+
+
+def can_fold(network: Any, config: ModelConfig) -> bool:
+    """Whether the adapter is a plain sum of weights; not so on convolutions of several groups."""
+    layers = (network.get_submodule(name) for name in adapted_layers(network, config)[1])
+    return all(getattr(layer, "groups", 1) == 1 for layer in layers)
+
+
+def adapter_forms(network: Any, config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of an adapter under stock peft's names, without data: what a file of it holds, without peft."""
+    forms = {}
+    for name in adapted_layers(network, config)[1]:
+        out, into, *kernel = network.get_submodule(name).weight.shape
+        shapes = {"lora_A": (config.lora_r, into, *kernel), "lora_B": (out, config.lora_r, *(1 for _ in kernel))}
+        for part, shape in shapes.items():
+            forms[f"base_model.model.{name}.{part}.weight"] = torch.empty(shape, device="meta")
+    return forms
+
+
+@torch.no_grad()
+def fold(network: Any, adapter: dict[str, Tensor], config: ModelConfig) -> None:
+    """W + s B A in the place of each adapted layer's W."""
+    for name in adapted_layers(network, config)[1]:
+        weight = network.get_submodule(name).weight
+        a, b = (adapter[f"base_model.model.{name}.{part}.weight"].to(weight) for part in ("lora_A", "lora_B"))
+        delta = (b.flatten(1) @ a.flatten(1)).view_as(weight)
+        weight += lora_alpha(config) / config.lora_r * delta

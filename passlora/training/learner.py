@@ -48,10 +48,11 @@ class TaskState:
 class Learner:
     """Network and memory, and how they take in one more task."""
 
-    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+    def __init__(self, config: Config, accelerator: Accelerator, asking: bool = False) -> None:
         self.config, self.accelerator = config, accelerator
+        self.asking = asking  # it is only asked: nothing of what teaching takes is made
         set_seed(config.training.seed)
-        backbone = make_backbone(config.model)
+        backbone = make_backbone(config.model, plain=asking or self.is_frozen)
         classifier = make_classifier(backbone.feature_dim, config.method)
         if config.method.drift != "none" and not classifier.trained and type(classifier).move is Classifier.move:
             raise PassloraError(f"the classifier {config.method.classifier} cannot follow a network: set --drift none")
@@ -235,8 +236,7 @@ class Learner:
 
     def forms(self, classes: int) -> TaskState:
         """What `state` holds with so many classes, as tensors without data."""
-        weights = {} if self.is_frozen else self.network.backbone.state()
-        backbone = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
+        backbone = {} if self.is_frozen else self.network.backbone.forms()
         memory = self.memory.forms(classes) if self.network.classifier.trained else {}
         return TaskState(backbone, self.network.classifier.forms(classes), memory)
 
