@@ -28,7 +28,9 @@ def data(tmp_path_factory):
     return write_digits(tmp_path_factory.mktemp("digits") / "data", [0, 1, 2], 6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [k if k in ("qkv", "sums") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+)
 def test_the_answers_are_the_same(kind, data, tmp_path, cli):
     training = {"num_train_epochs": 2, "lr_milestones": [1], "learning_rate": 0.01}
     made = PassLora.create(**{**SMALL, **training, **KINDS[kind]})

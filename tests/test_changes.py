@@ -166,7 +166,7 @@ def named(model, image):
     return {guess.label: guess.probability for guess in answer}
 
 
-@pytest.mark.parametrize("kind", BORN)
+@pytest.mark.parametrize("kind", ["passlora", "pass++", pytest.param("exact", marks=pytest.mark.slow)])
 def test_a_life_of_changes(kind, data, tmp_path, cli):
     model = tmp_path / "model"
     assert cli("learn", model, "--data", data / "first", *SMALL_FLAGS, *BORN[kind])[0] == 0

@@ -74,7 +74,10 @@ def expected(tmp_path_factory):
     return model.learner.network.classifier.state_dict(), lesson.all_after, root
 
 
-@pytest.mark.parametrize("form", FORMS)
+USUAL = ("pairs", "a loader", "datasets")
+
+
+@pytest.mark.parametrize("form", [f if f in USUAL else pytest.param(f, marks=pytest.mark.slow) for f in FORMS])
 def test_any_form_teaches_what_files_do(form, expected):
     model = PassLora.create(**SMALL, lift_width=30)
     make = FORMS[form]
