@@ -14,11 +14,12 @@ from quick import quick as quick
 
 from passlora import PassLora, PassloraError
 from passlora.config import MethodConfig
-from passlora.folder import manifest
+from passlora.folder import history, manifest
 from passlora.folder.manifest import read_manifest
 from passlora.method.classifiers import make_classifier
 from passlora.method.classifiers.moments import Moments
 from passlora.method.features import of_tensors
+from passlora.method.triangle import unpacked
 from passlora.training import metrics
 
 PLAIN = {"sst": False, "prototype_views": 1, "inference": "single", "adapt_tasks": "none"}
@@ -97,6 +98,34 @@ def test_a_class_that_is_forgotten_exactly_was_never_taught(kind):
         never.strength.copy_(classifier.strength)
         never.forget_computed()
     torch.testing.assert_close(answers(classifier, [0, 2, 4]), answers(never, [0, 2, 4]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["passlora", "slda", "rgda", "anacp", "ridge"])
+def test_what_is_left_of_shared_sums_stands_for_the_images_that_are_left(kind):
+    """Not for all of them, or every other class would seem to scatter more widely, and answers be less sure."""
+    whole = images(range(8), count=30)
+    classifier, _ = taught(kind, whole)
+    level = unpacked(classifier.scatter, classifier.map.width if kind in ("passlora", "slda", "ridge") else DIM).trace()
+    before = level / classifier.weight_of_sums()
+    classifier.keep(torch.tensor([1, 5]))
+    level = unpacked(classifier.scatter, classifier.map.width if kind in ("passlora", "slda", "ridge") else DIM).trace()
+    assert float(level / classifier.weight_of_sums()) == pytest.approx(float(before), rel=1e-9)
+
+
+def test_more_images_do_not_undo_how_sure_to_be():
+    whole = images(range(5), count=40)
+    classifier, _ = taught("passlora", whole)
+    before = float(classifier.temperature_losses.min())
+    more, _ = taught("passlora", whole, {c: z[:2] for c, z in images(range(5), seed=3).items()})
+    assert float(more.temperature_losses.min()) > 0.9 * before
+
+
+def test_a_refused_combination_changes_nothing():
+    first, second = (taught("ridge", images((0, 1), seed=seed))[0] for seed in (0, 1))
+    before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    with pytest.raises(PassloraError):
+        first.join(second, torch.tensor([1, 2]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["ncm", "fecam"])
@@ -352,3 +381,75 @@ def test_a_taught_model_tells_what_it_has_forgotten(tmp_path, cli):
     assert cli("learn", model, "--data", tmp_path / "d")[0] == 0
     last = read_manifest(model).tasks[-1]
     assert last.by_task[:3] == [None] * 3 and last.by_task[3] is not None and last.forgetting is None
+
+
+def test_what_the_network_learnt_of_a_class_remains(data):
+    model = PassLora.create(**SMALL, preset="ncm", adapt_tasks="first", num_train_epochs=1)
+    model.learn(data / "first")
+    model.learn(data / "other")
+    assert model.forget(["digit 4"]) == "", "of a class that came later nothing does"
+    assert "taught the network in the first task" in model.forget(["digit 0"])
+
+
+def test_a_prune_that_was_cut_off_is_made_up_for(data, tmp_path, cli, monkeypatch):
+    model = tmp_path / "model"
+    assert cli("learn", model, "--data", data / "first", *SMALL_FLAGS, *BORN["passlora"])[0] == 0
+    assert cli("eval", model, "--data", data / "first")[0] == 0
+    assert cli("forget", model, "digit 1")[0] == 0
+    with monkeypatch.context() as cut:
+        cut.setattr(history.tasks, "remove_task", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert cli("forget", model, "--prune")[0] == 130
+    assert (model / "task_00").is_dir()
+    assert "deleted: task_00" in cli("forget", model, "--prune")[1]
+    for path in model.rglob("*"):
+        if path.is_file():
+            assert b"digit 1" not in path.read_bytes(), path
+    assert len(PassLora.from_pretrained(model).classes) == 2
+
+
+def test_undo_is_promised_only_where_it_can_be_had(data, tmp_path, cli):
+    model = tmp_path / "model"
+    flags = [*SMALL_FLAGS, *BORN["passlora"], "--keep_tasks", "last"]
+    assert cli("learn", model, "--data", data / "first", *flags)[0] == 0
+    assert (
+        "it cannot be undone: the task before was not kept (keep_tasks last)" in cli("rename", model, "digit 1", "x")[1]
+    )
+
+
+def test_a_lesson_that_was_cut_off_is_not_lost_by_a_change(data, tmp_path, cli):
+    model = tmp_path / "model"
+    assert cli("learn", model, "--data", data / "first", *SMALL_FLAGS, *BORN["passlora"])[0] == 0
+    (model / "checkpoint.safetensors").write_bytes(b"hours of training")
+    code, _, err = cli("forget", model, "digit 1")
+    assert code == 2 and "was cut off: finish it" in err and (model / "checkpoint.safetensors").is_file()
+
+
+def test_odd_requests_are_one_sentence(data, tmp_path):
+    model = PassLora.create(**SMALL, lift_width=20)
+    model.learn(data / "first")
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(PassloraError, match="has no class that the model does not know"):
+        model.learn(data / "first", classes=[], on_known="extend")
+    with pytest.raises(PassloraError, match="was loaded to be asked"):
+        model.combine(PassLora.from_pretrained(tmp_path / "m", asking=True), "join")
+
+
+def test_a_model_is_known_again_after_a_class_was_forgotten_for_good(data, tmp_path, cli):
+    """Push and pull ask whether one model is an earlier state of the other."""
+    model = tmp_path / "model"
+    assert cli("learn", model, "--data", data / "first", *SMALL_FLAGS, *BORN["passlora"])[0] == 0
+    before = read_manifest(model)
+    assert cli("forget", model, "digit 1", "--prune")[0] == 0
+    assert read_manifest(model).starts_with(before) and not before.starts_with(read_manifest(model))
+
+
+def test_forgetting_a_class_is_no_gain_of_accuracy(tmp_path, cli):
+    model = tmp_path / "model"
+    for lesson, new in (("a", [0, 1, 2]), ("b", [3])):
+        write_digits(tmp_path / lesson / "train", new, 8)
+        write_digits(tmp_path / lesson / "test", [d for d in range(new[-1] + 1) if lesson == "a" or d], 6, start=60)
+    assert cli("learn", model, "--data", tmp_path / "a", *SMALL_FLAGS, *BORN["passlora"])[0] == 0
+    assert cli("forget", model, "digit 0")[0] == 0
+    assert cli("learn", model, "--data", tmp_path / "b")[0] == 0
+    last = read_manifest(model).tasks[-1]
+    assert last.by_task[0] is not None and last.forgetting is None, "its classes were others before"

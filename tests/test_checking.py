@@ -81,6 +81,22 @@ def test_a_test_image_that_is_trained_on_is_told(tmp_path):
     assert not report.is_fine
 
 
+def test_few_are_counted_where_they_are_learnt_from(tmp_path, cli):
+    for split, count in (("train", 2), ("test", 8)):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        for i in range(count):
+            noise(10 * count + i).save(tmp_path / split / "cat" / f"{i}.png")
+    (tmp_path / "train" / "dog").mkdir()
+    (tmp_path / "train" / "dog" / "x.png").write_bytes(b"x")
+    code, out, _ = cli("check", tmp_path)
+    assert code == 1 and "cat (2), dog (0)" in out.replace("\n  ", ", "), out
+
+
+def test_an_empty_folder_is_not_fine(tmp_path, cli):
+    code, out, _ = cli("check", tmp_path)
+    assert code == 1 and "no images: expected" in out
+
+
 def test_alike_finds_what_comparing_all_pairs_finds():
     rng = np.random.default_rng(0)
     base = [int(x) for x in rng.integers(1, 2**63, 40)]

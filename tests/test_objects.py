@@ -121,3 +121,32 @@ def test_the_next_lesson_may_be_of_another_form(expected, tmp_path):
 def test_what_is_no_data_is_one_sentence(data, words):
     with pytest.raises(PassloraError, match=words):
         PassLora.create(**SMALL, lift_width=20).learn(data)
+
+
+def test_a_part_of_a_dataset_is_that_part():
+    whole = Vision(pairs())
+    train, test = torch.utils.data.Subset(whole, range(0, 18, 2)), torch.utils.data.Subset(whole, range(1, 18, 2))
+    model = PassLora.create(**SMALL, lift_width=20)
+    lesson = model.learn({"train": train, "test": test})
+    assert lesson.images == 9 and model.classes == ["0", "1", "2"]
+    assert int(next(iter(lesson.evaluations.values())).confusion.sum()) == 9
+
+
+def test_numbers_count_the_names_that_the_data_has():
+    """Folders named by numbers are sorted as text: number 2 is class "10"."""
+    data = Vision(pairs())
+    data.classes = ["1", "10", "2"]
+    model = PassLora.create(**SMALL, lift_width=20)
+    model.learn(data)
+    zeros = PassLora.create(**SMALL, lift_width=20)
+    zeros.learn(pairs())
+    assert model.classes == ["1", "10", "2"]
+    sums = [m.learner.network.classifier.means for m in (model, zeros)]
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_is_no_place_among_known_classes():
+    model = PassLora.create(**SMALL, lift_width=20)
+    model.learn(pairs(digits=(7, 8)))
+    with pytest.raises(PassloraError, match="the label 1 is none"):
+        model.learn({"train": pairs(digits=(5,), label=int), "test": pairs(digits=(1,), label=int)})

@@ -11,7 +11,9 @@ from typing import Any
 from passlora import files
 from passlora.cli.flags import chosen_flags
 from passlora.config import FIELDS, Config, hub_id
+from passlora.errors import PassloraError
 from passlora.folder import history
+from passlora.folder.layout import CHECKPOINT
 from passlora.folder.lock import check_links, lock
 from passlora.folder.manifest import AUGMENTATION, read_manifest
 
@@ -74,12 +76,25 @@ def changed(arguments: argparse.Namespace) -> Iterator[Any]:
     read_manifest(folder)  # refuse before the seconds that torch takes
     with lock(folder):
         history.check_no_rollback(folder)
+        if (folder / CHECKPOINT).is_file():
+            raise PassloraError(
+                f"a lesson of {folder} was cut off: finish it with the same passlora learn, or delete its {CHECKPOINT}"
+            )
         files.tidy(folder)
         from passlora.model.passlora import PassLora
 
         model = PassLora.from_pretrained(folder, **({"model_name_or_path": path} if path else {}))
         yield model
         model.save_pretrained(folder)
+
+
+def how_to_undo(folder: Any, model: Any) -> str:
+    """The last change of a model that was saved: in words."""
+    if not model.tasks[-2].files:
+        return (
+            f"it cannot be undone: the task before was not kept (keep_tasks {model.learner.config.training.keep_tasks})"
+        )
+    return f"undo: passlora rollback {folder} --to_task {len(model.tasks) - 2}"
 
 
 def reading_settings(arguments: argparse.Namespace, names: tuple[str, ...] = READING) -> dict[str, Any]:

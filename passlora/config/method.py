@@ -80,7 +80,7 @@ class MethodConfig:
     exact_forgetting: bool = knob(
         False,
         "classifiers slda and ridge: keep the products of each class's features apart, so that a class can be "
-        "forgotten without a trace; as much for every class as for all of them together otherwise",
+        "forgotten without a trace in them; as much for every class as for all of them together otherwise",
     )
     adapt_tasks: Literal["all", "first", "none", "auto"] = knob(
         "all",

@@ -36,7 +36,7 @@ class FolderReport:
     @property
     def few(self) -> dict[str, int]:
         """Classes of fewer images to learn from than FEW."""
-        learnt = next(iter(self.counts.values()), {})
+        learnt = self.counts.get("train", self.counts.get("", {}))
         return {name: count for name, count in learnt.items() if count < FEW}
 
     def across(self, groups: list[list[str]]) -> list[list[str]]:
@@ -45,7 +45,8 @@ class FolderReport:
 
     @property
     def is_fine(self) -> bool:
-        return not (self.unreadable or self.loose or self.few or self.across(self.duplicates))
+        found = any(sum(counts.values()) for counts in self.counts.values())
+        return found and not (self.unreadable or self.loose or self.few or self.across(self.duplicates))
 
 
 def check_folder(root: Path) -> FolderReport:
@@ -65,13 +66,14 @@ def check_folder(root: Path) -> FolderReport:
         if label is None:
             report.loose.append(name)
             continue
+        count = report.counts.setdefault(split, {})
+        count.setdefault(label, 0)
         try:
             picture = open_picture(path)
         except PassloraError as error:
             report.unreadable[name] = str(error).split(": ", 1)[-1]
             continue
-        count = report.counts.setdefault(split, {})
-        count[label] = count.get(label, 0) + 1
+        count[label] += 1
         of_pixels[hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).digest()].append(name)
         of_looks[name] = look(picture)
     report.passed_over = dict(passed_over)

@@ -43,13 +43,14 @@ def from_object(config: DataConfig, data: Any, known: Sequence[str]) -> Splits:
             f"the data given has no {config.dataset_train_split!r}; it has {', '.join(map(str, parts))}"
         )
     found = {name: read_pairs(part) for name, part in parts.items()}
-    labels, names = found[config.dataset_train_split][1], class_names(parts[config.dataset_train_split])
-    names = names or sorted({str(label) for label in labels}, key=as_number)
+    labels, own = found[config.dataset_train_split][1], class_names(parts[config.dataset_train_split])
+    names = own or sorted({str(label) for label in labels}, key=as_number)
     names = [*names, *(name for name in known if name not in names)]
 
     def split(name: str) -> Split:
         pairs, values = found[name]
-        return Split(PairRows(pairs), np.array([index_of(value, names, name) for value in values], dtype=np.int64))
+        numbers = [index_of(value, names, len(own), name) for value in values]
+        return Split(PairRows(pairs), np.array(numbers, dtype=np.int64))
 
     wanted = [config.dataset_test_split] if config.dataset_test_split else list(TEST_SPLITS)
     test = next((name for name in wanted if name in parts), None)
@@ -58,7 +59,8 @@ def from_object(config: DataConfig, data: Any, known: Sequence[str]) -> Splits:
 
 def read_pairs(data: Any) -> tuple[Any, list[Any]]:
     """The pairs, and the label of each."""
-    data = getattr(data, "dataset", data)  # a DataLoader's: its batches are shuffled, and collated
+    if hasattr(data, "batch_sampler"):
+        data = data.dataset  # a DataLoader's: its batches are shuffled, and collated
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         try:
             data = list(data)
@@ -90,17 +92,20 @@ def plain(label: Any) -> str | int:
 
 
 def class_names(data: Any) -> list[str]:
-    """Those of torchvision's datasets; none otherwise."""
-    names = getattr(getattr(data, "dataset", data), "classes", None)
+    """Those of torchvision's datasets, also of a part of one; none otherwise."""
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    names = getattr(data, "classes", None)
     return list(names) if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names) else []
 
 
-def index_of(label: str | int, names: list[str], split: str) -> int:
-    """A number counts the names if the data has names, else it is one."""
-    if str(label) in names:
+def index_of(label: str | int, names: list[str], own: int, split: str) -> int:
+    """A number counts the data's `own` names, which come first; if it has none, the number is a name itself."""
+    if isinstance(label, int) and own:
+        if 0 <= label < own:
+            return label
+    elif str(label) in names:
         return names.index(str(label))
-    if isinstance(label, int) and 0 <= label < len(names):
-        return label
     raise PassloraError(f"{split}: the label {label!r} is none of the classes {', '.join(names[:10])}")
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from passlora.training.learner import Learner
 
 
+# What a training, or a test, left in a model's folder, with the names of all classes.
+WITH_NAMES = (RESULTS, MATRIX, CONFUSION, *(f"eval/{name}" for name in (CONFUSION, "confusion_matrix.png")))
+
+
 def restore(folder: Path, learner: Learner, manifest: Manifest, tasks_learnt: int, root: Path | None = None) -> None:
     """Make a fresh learner what it was after the first `tasks_learnt` tasks.
 
@@ -87,19 +91,19 @@ def forget_for_good(folder: Path) -> list[str]:
     check_no_rollback(folder)
     manifest = read_manifest(folder)
     last = max((i for i, task in enumerate(manifest.tasks) if task.forgotten), default=None)
-    if last is None:
-        return []
-    for task, names in zip(manifest.tasks, manifest.classes_by_task, strict=True):
-        task.classes, task.extended, task.forgotten, task.renamed = names, [], [], {}
-    for task in manifest.tasks[:last]:
-        task.files = {}
-    write_manifest(folder, manifest)  # from here on the folder speaks of none of them
-    gone = [task_folder(i) for i in range(last) if tasks.remove_task(folder / task_folder(i))]
-    for name in (RESULTS, MATRIX, CONFUSION):  # of a training, with the names of all its classes
-        if (folder / name).is_file():
-            (folder / name).unlink()
-            gone.append(name)
-    return gone
+    gone = []
+    if last is not None:
+        for name in WITH_NAMES:  # before the manifest, which says that there is something to do
+            if (folder / name).is_file():
+                (folder / name).unlink()
+                gone.append(name)
+        for task, names in zip(manifest.tasks, manifest.classes_by_task, strict=True):
+            task.classes, task.extended, task.forgotten, task.renamed = names, [], [], {}
+        for task in manifest.tasks[:last]:
+            task.files = {}
+        write_manifest(folder, manifest)  # from here on the folder speaks of none of them
+    parts = [task_folder(i) for i, task in enumerate(manifest.tasks) if not task.files]
+    return [*(name for name in parts if tasks.remove_task(folder / name)), *gone]
 
 
 def check_no_rollback(folder: Path) -> None:

@@ -69,9 +69,9 @@ class TaskEntry:
         return "; ".join(parts)
 
     @property
-    def key(self) -> tuple[tuple[str, ...], str]:
-        """What tells one task from another."""
-        return tuple(self.classes), self.learnt
+    def key(self) -> tuple[str, ...]:
+        """What tells one task from another: when it was learnt. (Its classes may be forgotten, names and all.)"""
+        return (self.learnt,) if self.learnt else tuple(self.classes)
 
     @property
     def accuracy_over_all(self) -> float | None:

@@ -30,6 +30,17 @@ def forget(learner: Learner, known: Sequence[str], names: Sequence[str]) -> Task
     return TaskEntry([], now(), forgotten=sorted(gone))
 
 
+def what_remains(learner: Learner, model: Manifest, names: Sequence[str]) -> str:
+    """Of classes that are about to be forgotten, in words; empty if nothing does."""
+    parts = [learner.network.classifier.remains()]
+    adapted = learner.config.method.adapt_tasks
+    if adapted == "first" and set(names) & set(model.classes_by_task[0]):
+        parts.append("what their images taught the network in the first task")
+    elif adapted == "all" and not learner.network.classifier.trained:
+        parts.append("what their images taught the network")
+    return "; ".join(part for part in parts if part)
+
+
 def rename(learner: Learner, known: Sequence[str], old: str, new: str) -> TaskEntry:
     check_known(old, known)
     check_class_name(new)

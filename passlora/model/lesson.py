@@ -145,7 +145,7 @@ def chosen_classes(
             "images of them)"
         )
     new = [name for name in present if name not in there]
-    if not new and on_known != "extend":
+    if not new and (on_known != "extend" or not there):
         raise PassloraError(f"{data.name} has no class that the model does not know")
     return new, there
 

@@ -164,8 +164,9 @@ class PassLora:
     def forget(self, classes: Sequence[str]) -> str:
         """Remove classes; returns what remains of them in words, empty if nothing does. `save_pretrained` keeps it."""
         self._check_whole(changing=True)
+        remains = changing.what_remains(self.learner, Manifest({}, self.tasks), classes)
         self._take(changing.forget(self.learner, self.classes, classes))
-        return self.learner.network.classifier.remains()
+        return remains
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name. `save_pretrained` keeps it."""
@@ -178,7 +179,7 @@ class PassLora:
         Classes of one name are an error, one class (`on_clash="join"`), or two (`"rename"`); returns their new names.
         """
         self._check_whole(changing=True)
-        other._check_whole()
+        other._check_whole(changing=True)
         entry, names = changing.combine(self.learner, self.classes, other.learner, other.classes, on_clash)
         self._take(entry)
         return names

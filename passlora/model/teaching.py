@@ -55,7 +55,7 @@ def teach(learner: Learner, tasks: list[TaskEntry], request: Request) -> tuple[L
     index = {name: i for i, name in enumerate([*known, *new])}
     training = rows_of(data.train, data.class_names, {name: index[name] for name in (*new, *extended)})
     lesson = Lesson(new, [name for name in there if not extended], len(training.rows), extended)
-    tell_of_single_images(training, [*known, *new])
+    tell_of_single_images(training, [*known, *new], len(known))
     checkpoint, hooks = continuation(learner, len(tasks), request, lesson)
     if request.test_before:
         lesson.old_before = accuracy_before(learner, data, {name: i for i, name in enumerate(known)})
@@ -89,8 +89,9 @@ def record_by_task(entry: TaskEntry, before: list[TaskEntry], evaluation: Evalua
         for size, end in zip(sizes, ends, strict=True)
     ]
     drops = []
+    first = max((i for i, task in enumerate(before) if task.forgotten), default=0)  # before, tasks had other classes
     for i in (i for i in range(len(before)) if sizes[i]):
-        known = [value for task in before if i < len(task.by_task) and (value := task.by_task[i]) is not None]
+        known = [value for task in before[first:] if i < len(task.by_task) and (value := task.by_task[i]) is not None]
         found = entry.by_task[i]
         if not known or found is None:
             return  # what was not tested cannot be said to be forgotten, or not
@@ -98,9 +99,9 @@ def record_by_task(entry: TaskEntry, before: list[TaskEntry], evaluation: Evalua
     entry.forgetting = fmean(drops) if drops else 0.0
 
 
-def tell_of_single_images(training: TaskData, names: list[str]) -> None:
+def tell_of_single_images(training: TaskData, names: list[str], known: int) -> None:
     counts = np.bincount(training.classes[training.rows], minlength=len(names))
-    single = [names[i] for i in np.flatnonzero(counts == 1)]
+    single = [names[i] for i in np.flatnonzero(counts == 1) if i >= known]
     if single:
         which = ", ".join(single[:10]) + (", ..." if len(single) > 10 else "")
         log.warning(f"one image alone of {which}: how such a class's images differ cannot be learnt from it")

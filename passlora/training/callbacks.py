@@ -19,7 +19,7 @@ class Callback:
         """The data is read and checked; nothing is learnt yet."""
 
     def on_epoch_end(self, model: Any, log: EpochLog) -> None:
-        """After each epoch that trains the network, also of trials whether adapting pays."""
+        """After each epoch that trains the network (not of trials whether adapting pays)."""
 
     def on_task_end(self, model: Any, task: int, lesson: Any) -> None:
         """Learnt and tested (`lesson`, a Lesson), and part of the model; saved only if you, or a run, save it."""

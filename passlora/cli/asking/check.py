@@ -49,11 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         told(f"{what} in several classes or splits", [" = ".join(group) for group in across])
         told(f"{what} in one class", [" = ".join(group) for group in groups if group not in across])
     told("files of a kind that is not read", [f"{suffix} ({count})" for suffix, count in report.passed_over.items()])
-    print(
-        "\nnothing to mend"
-        if report.is_fine
-        else "\nmend these before passlora learn, or leave out with --on_unreadable skip what cannot be read"
-    )
+    mend = "mend these before passlora learn, or leave out with --on_unreadable skip what cannot be read"
+    mend = mend if names else f"no images: expected {arguments.folder}/<class>/*.jpg"
+    print("\nnothing to mend" if report.is_fine else f"\n{mend}")
     return 0 if report.is_fine else 1
 
 

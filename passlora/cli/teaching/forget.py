@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed
+from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed, how_to_undo
 from passlora.errors import PassloraError
 from passlora.folder import history
 from passlora.folder.lock import lock
@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"forgot {', '.join(names)}; {folder} knows {len(model.classes)} classes now")
         print(f"what remains of {'them' if len(names) > 1 else 'it'}: {remains or 'nothing'}")
         if not arguments.prune:
-            before = len(model.tasks) - 2
-            print(f"undo: passlora rollback {folder} --to_task {before}; for good: passlora forget {folder} --prune")
+            print(f"{how_to_undo(folder, model)}; for good: passlora forget {folder} --prune")
     if arguments.prune:
         read_manifest(folder)
         from passlora.hub.card import write_card

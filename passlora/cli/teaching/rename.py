@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed
+from passlora.cli.arguments import FOLDER, add_backbone_path, add_command, add_model, changed, how_to_undo
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     with changed(arguments) as model:
         model.rename(arguments.old, arguments.new)
     print(f"{arguments.old} is {arguments.new} now")
-    print(f"undo: passlora rollback {arguments.model} --to_task {len(model.tasks) - 2}")
+    print(how_to_undo(arguments.model, model))
     return 0

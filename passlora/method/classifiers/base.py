@@ -78,9 +78,17 @@ class Classifier(nn.Module):
         """Forget every class but these."""
         if not self.class_rows:
             raise PassloraError(f"the classifier {self.method.classifier} cannot forget a class")
+        before = self.weight_of_sums()
         for name in self.class_rows:
             setattr(self, name, getattr(self, name)[rows])
+        if before and "scatter" in self.shared_sums:  # what is left of it stands for fewer images
+            self.get_buffer("scatter").mul_(self.weight_of_sums() / before)
         self.forget_computed()
+
+    def weight_of_sums(self) -> float:
+        """What the sums over all classes are divided by: the degrees of freedom."""
+        counts = getattr(self, "counts", None)
+        return 0.0 if counts is None else float(counts.sum() - len(counts))
 
     def remains(self) -> str:
         """What is left of a class that was forgotten, in words; empty if nothing is."""

@@ -101,10 +101,11 @@ class Moments(Classifier):
         self.forget_computed()
 
     def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
         if self.method.exact_forgetting:
             self.class_scatters = self.class_scatters[rows]
             self.scatter = self.class_scatters.sum(dim=0)
-        super().keep(rows)
+            self.forget_computed()
         self.settle()
 
     def remains(self) -> str:

@@ -64,9 +64,17 @@ class Ridge(Moments):
         self.add_losses(features.reduce(losses), features.num_classes)
         self.forget_computed()
 
+    def weight_of_sums(self) -> float:
+        return float(self.num_classes)  # each class counts 1
+
+    def remains(self) -> str:
+        return super().remains() + ", and in the choice of lambda"
+
     def join(self, other: Self, rows: Tensor) -> None:
-        self.right += other.right
+        right = self.right + other.right
         super().join(other, rows)
+        self.right.copy_(right)
+        self.settle()
 
     def settle(self) -> None:
         self.strength.fill_(STRENGTHS[int(self.right.argmax())])

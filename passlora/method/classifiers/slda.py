@@ -30,9 +30,9 @@ class SLDA(Moments):
         if self.method.shrinkage == "oas":
             super().fit_task(features)
             return
-        sample = Sample(features)
+        sample, own = Sample(features), features.rows_of(self.num_classes)
+        new = int((self.counts.cpu()[own] == 0).sum())
         super().fit_task(sample.features)
-        own = features.rows_of(self.num_classes)
         known = compared(self.means.cpu())
         rows = torch.cat([known, own[~torch.isin(own, known)]])
         spectrum = self.spectrum(rows)
@@ -48,7 +48,7 @@ class SLDA(Moments):
             if others.any():
                 scores = left_out_scores(spectrum, strength, self.map(z[others]).double(), classes[others])
                 losses += temperature_losses(scores, classes[others], self.heavy_tails)
-        self.add_losses(features.reduce(losses), features.num_classes)
+        self.add_losses(features.reduce(losses), new)
         self.forget_computed()
 
     def spectrum(self, rows: Tensor) -> Spectrum | None:
