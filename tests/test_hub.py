@@ -637,3 +637,25 @@ def test_a_folder_in_use_is_not_pushed(server, model, cli, held):
     with held(model):
         code, _, err = cli("push", model, REPO)
     assert code == 2 and "in use by another process" in err and not server.repos
+
+
+def test_a_class_that_is_renamed_and_forgotten_on_the_way(server, model, tmp_path, cli):
+    """Published, changed, published again, taken over elsewhere: one model all along."""
+    assert cli("push", model, REPO)[0] == 0
+    assert cli("pull", REPO, tmp_path / "theirs")[0] == 0
+    assert cli("rename", model, "1", "one")[0] == 0
+    assert cli("forget", model, "3")[0] == 0
+    code, out, err = cli("push", model, REPO)
+    assert code == 0 and "tag task-04" in out and "earlier tasks still hold classes that were forgotten" in err, err
+    assert PassLora.from_pretrained(REPO).classes == ["0", "one", "2", "4"]
+    assert PassLora.from_pretrained(REPO, task=2).classes == ["0", "1", "2", "3", "4"]
+    code, _, err = cli("pull", REPO, tmp_path / "theirs")
+    assert code == 0 and PassLora.from_pretrained(tmp_path / "theirs").classes == ["0", "one", "2", "4"], err
+    assert cli("forget", model, "--prune")[0] == 0
+    code, _, err = cli("push", model, REPO)
+    assert code == 0 and "still hold" not in err, err
+    *_, commit = server.repos[REPO].refs["main"]
+    assert not any(name.startswith(("task_00", "task_01", "task_02", "task_03")) for name in commit.files)
+    assert '"3"' not in commit.files["passlora.json"].decode()
+    code, _, err = cli("pull", REPO, tmp_path / "theirs")
+    assert code == 0 and PassLora.from_pretrained(tmp_path / "theirs").classes == ["0", "one", "2", "4"], err
